@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from attent.decoding.source_search import Captioner
     from attent.decoding.transcriber import Transcriber
     from attent.decoding.translator import Translator
+    from attent.inspection.ablate import mask_heads
     from attent.inspection.attention_trace import record
-    from attent.inspection.head_masking import mask_heads
     from attent.inspection.head_stats import measure_heads
     from attent.inspection.session import Inspection, look
     from attent.interop import load
@@ -53,7 +53,7 @@ _PUBLIC_MODULES = {
     "distil": "attent.training.distillation",
     "load": "attent.interop",
     "look": "attent.inspection.session",
-    "mask_heads": "attent.inspection.head_masking",
+    "mask_heads": "attent.inspection.ablate",
     "measure_heads": "attent.inspection.head_stats",
     "nn": "attent.nn",
     "presets": "attent.models.presets",

@@ -101,7 +101,7 @@ CONSTANTS: dict[str, dict[str, object]] = {
     },
     "attent.data.text_corpus": {"MAX_HELD_OUT_CHARS": 500_000, "FEW_DOCUMENTS": 20, "MIN_SHARED_CHARS": 20},
     "attent.decoding.alignment": {"MAX_SELECTION_PAIRS": 500, "MIN_SHARPNESS": 0.05},
-    "attent.decoding.constraints.no_repeat": {"MAX_LOOP_PERIOD": 8, "MIN_LOOP_REPEATS": 4, "MIN_LOOP_TOKENS": 8},
+    "attent.decoding.constraints.token_rules": {"MAX_LOOP_PERIOD": 8, "MIN_LOOP_REPEATS": 4, "MIN_LOOP_TOKENS": 8},
     "attent.decoding.input_lines": {"MAX_LINE_BYTES": 16_777_216},
     "attent.decoding.quality": {"MAX_NGRAM": 6, "BETA": 2},
     "attent.decoding.options": {"MAX_EXTRA_TOKENS": 50},

@@ -9,9 +9,16 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from attent.cli.input_texts import prepare_loading
-from attent.cli.line_progress import print_message, use_utf8
-from attent.cli.search_flags import check_positive, derive_flags, flag, make_flags_class, raise_usage_errors
+from attent.cli.shared import (
+    check_positive,
+    derive_flags,
+    flag,
+    make_flags_class,
+    prepare_loading,
+    print_message,
+    raise_usage_errors,
+    use_utf8,
+)
 from attent.decoding.options import DeviceOptions, DtypeName, SearchOptions
 from attent.decoding.output_format import replace_line_breaks
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from attent.cli import input_texts
-from attent.cli.input_texts import TextInputFlags
-from attent.cli.search_flags import check_positive, flag
+from attent.cli import shared
+from attent.cli.shared import TextInputFlags, check_positive, flag
 
 if TYPE_CHECKING:
     from attent.decoding.predictor import Classification
@@ -35,11 +34,11 @@ def classify(
     attent classify runs/sst2 "A film to remember."
     """
     check_positive("classify", threads=flags.threads, batch_tokens=flags.batch_tokens, top=flags.top)
-    predictor = input_texts.load_predictor(model, flags)
+    predictor = shared.load_predictor(model, flags)
     predictor.require_labels()  # fails before anything is read
-    for texts in input_texts.read_inputs(predictor, items):
+    for texts in shared.read_inputs(predictor, items):
         for text, prediction in zip(texts, predictor.classify(texts), strict=True):
-            input_texts.print_result(format_line(text, prediction, flags))
+            shared.print_result(format_line(text, prediction, flags))
 
 
 def format_line(text: str, prediction: "Classification", flags: ClassifyFlags) -> str:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import CycloptsError, Parameter
 
-from attent.cli import search_flags
-from attent.cli.input_texts import STDIN_NAMES, prepare_loading
-from attent.cli.search_flags import derive_flags, flag, use_flag_names
+from attent.cli import shared
+from attent.cli.shared import STDIN_NAMES, derive_flags, flag, prepare_loading, use_flag_names
 from attent.decoding.options import DeviceOptions, DtypeName, GenerationOptions, InputError
 
 if TYPE_CHECKING:
-    from attent.cli.line_progress import ProgressDisplay
+    from attent.cli.shared import ProgressDisplay
     from attent.decoding.generation.generator import Generation, Generator
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is not UTF-8
@@ -25,7 +24,7 @@ TEXT_SEPARATOR = "---"
 JSON_HELP = "one JSON object per line: prompt, text, token_ids, log_prob, finish_reason, seed"
 
 _OPTION_NAMES = tuple(field.name for field in fields(GenerationOptions))
-GenerationFlags: Any = search_flags.make_flags_class(
+GenerationFlags: Any = shared.make_flags_class(
     derive_flags(GenerationOptions, unset=set(_OPTION_NAMES) - {"stop"}),
     derive_flags(DeviceOptions, exclude=("engine", "dtype", "batch_tokens")),
 )
@@ -54,15 +53,15 @@ def generate(
     attent generate runs/shakespeare "O Romeo, Romeo," --max-new-tokens 50
     """
     prompt = None if prompt in STDIN_NAMES else prompt
-    search_flags.check_positive("generate", threads=flags.threads, batch_size=flags.batch_size)
+    shared.check_positive("generate", threads=flags.threads, batch_size=flags.batch_size)
     if problem := find_usage_error(prompt, flags):
         raise CycloptsError(msg=problem, command_chain=("generate",))
-    from attent.cli.line_progress import ProgressDisplay, use_utf8
+    from attent.cli.shared import ProgressDisplay, use_utf8
     from attent.decoding.generation.generator import GenerationError, Generator, PromptTooLongError
 
     use_utf8(sys.stdout)
     set_options = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
-    with search_flags.raise_usage_errors("generate", GenerationOptions):
+    with shared.raise_usage_errors("generate", GenerationOptions):
         options = GenerationOptions(**({"seed": secrets.randbelow(MAX_SEED)} | set_options))
     with ProgressDisplay(sys.stderr) as progress:
         if prompt is None and flags.file is None and sys.stdin.isatty():

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import CycloptsError, Group, Parameter
 
-from attent.cli.line_progress import print_message, print_status
-from attent.cli.search_flags import DEFAULT_BEAM_SIZE
+from attent.cli.shared import DEFAULT_BEAM_SIZE, print_message, print_status
 from attent.decoding.options import DeviceOptions, DtypeName
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> "tuple[I
 def serve_live_page(folder: Path, inspector: "Inspector[Any]", to: str | None, flags: LookFlags) -> int:
     """Serve the page with a text box until Ctrl-C; its examples are the sources of the last validation."""
     from attent.serving.live_page import create_live_app
-    from attent.serving.server import serve_app
+    from attent.serving.run import serve_app
     from attent.training.event_log import LOG_FILE, read_events
     from attent.training.events import Validated
 

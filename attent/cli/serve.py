@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
-from attent.cli.search_flags import DeviceFlags, build_device_options, check_positive, raise_usage_errors
+from attent.cli.shared import DeviceFlags, build_device_options, check_positive, raise_usage_errors
 
 if TYPE_CHECKING:
     from attent.serving.gateway import ServerOptions
@@ -37,7 +37,6 @@ class ServeFlags(DeviceFlags):  # type: ignore[misc]  # derived from the options
     api_key: Annotated[tuple[str, ...], server_flag(help=f"key of a client, also in ${KEY_VARIABLE}; repeatable")] = ()
     allow_public: Annotated[bool, server_flag(help="serve other machines without a key")] = False
     allow_host: Annotated[tuple[str, ...], server_flag(help="host name of this server, behind a proxy", **LIST)] = ()
-    allow_origin: Annotated[tuple[str, ...], server_flag(help="website whose scripts may use it; *: any", **LIST)] = ()
     trust_proxy: Annotated[bool, server_flag(help="take the client's address from X-Forwarded-For")] = False
     suggestions: Annotated[Path | None, server_flag(help="file that gets the translations that users suggest")] = None
     verbose: Annotated[bool, server_flag(name=["--verbose", "-v"], help="log each request, without its text")] = False
@@ -114,7 +113,6 @@ def build_options(flags: ServeFlags) -> "ServerOptions":
         limits=limits,
         keys=frozenset([*flags.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]),
         hosts=(*LOCAL_HOSTS, *flags.allow_host),
-        origins=flags.allow_origin,
         cached_characters=flags.cache,
         trust_proxy=flags.trust_proxy,
         log_text=flags.log_text,

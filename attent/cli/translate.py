@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TextIO
 
 from cyclopts import CycloptsError, Parameter
 
-from attent.cli import search_flags
-from attent.cli.search_flags import DeviceFlags, SearchFlags, flag, use_flag_names
+from attent.cli import shared
+from attent.cli.shared import DeviceFlags, SearchFlags, flag, use_flag_names
 from attent.decoding.options import InputError, PhraseConstraints, SearchOptions
 from attent.decoding.output_format import AlignmentFormat, OutputFormat, OutputType
 
 if TYPE_CHECKING:
-    from attent.cli.line_progress import ProgressDisplay
+    from attent.cli.shared import ProgressDisplay
     from attent.decoding.input_lines import LineSource
     from attent.decoding.pipeline import TranslationPipeline
 
@@ -118,11 +118,11 @@ def check_usage(file: Path | None, flags: TranslateFlags) -> None:
         problem = f"--mbr must be at least --n-best, {flags.n_best}, but is {flags.mbr_candidates}"
     if problem:
         raise CycloptsError(msg=problem, command_chain=("translate",))
-    search_flags.check_positive("translate", threads=flags.threads, batch_tokens=flags.batch_tokens)
+    shared.check_positive("translate", threads=flags.threads, batch_tokens=flags.batch_tokens)
 
 
 def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None:
-    from attent.cli.line_progress import ProgressDisplay, use_utf8
+    from attent.cli.shared import ProgressDisplay, use_utf8
     from attent.decoding.input_lines import build_line_source, open_input
     from attent.decoding.pipeline import translate_lines, warn_of_requested_languages
     from attent.storage.manifest import check_outputs
@@ -135,8 +135,8 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
         if flags.report or flags.bilingual:
             check_outputs([flags.output, flags.report, flags.bilingual], [*inputs, file])
         check_document_flags(file, flags)
-        with search_flags.raise_usage_errors("translate"):
-            options = search_flags.build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
+        with shared.raise_usage_errors("translate"):
+            options = shared.build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
         content = stream.read() if is_document(file, flags) else b""
         source = build_line_source(stream, file, text_only=flags.input_type == "auto" and not content)
         if file is not None and flags.ray:
@@ -169,7 +169,7 @@ def build_pipeline(
     languages = flags.src or own.get("src"), flags.to or flags.tgt or own.get("tgt")
     glossary = Glossary.from_file(flags.glossary, *languages) if flags.glossary else None
     notify = None if progress is None else progress.print_message
-    device, folders = search_flags.build_device_options(flags), (model, *flags.ensemble)
+    device, folders = shared.build_device_options(flags), (model, *flags.ensemble)
     translator = Translator.load(*folders, **vars(device), src=flags.src, tgt=flags.tgt, notify=notify)
     translator = translator.with_adapter(flags.adapter) if flags.adapter else translator
     tags = translator.tokenizer.source.tags
@@ -219,7 +219,7 @@ def run_on_ray(
     fingerprint = compute_fingerprint(inputs, repr((options, flags)))
     progress.start(lines.total_bytes, quiet=False)
     build = partial(build_pipeline, model, options, flags, None)
-    translate_with_ray(build, lines, output, fingerprint, search_flags.build_device_options(flags), progress)
+    translate_with_ray(build, lines, output, fingerprint, shared.build_device_options(flags), progress)
 
 
 def is_document(file: Path | None, flags: TranslateFlags) -> bool:

@@ -14,9 +14,9 @@ from attent.decoding.options import Hypothesis
 from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
+    from attent.decoding.speech_timing import SpokenWord
     from attent.decoding.transcriber import Transcript, TranscriptSegment
     from attent.decoding.translator import Translation
-    from attent.decoding.word_times import SpokenWord
 
 OutputType = Literal["text", "json", "tsv"]
 AlignmentFormat = Literal["hard", "soft"]
@@ -194,7 +194,7 @@ def list_cues(transcript: Transcript) -> list[Cue]:
 
 def split_cues(segment: TranscriptSegment) -> Iterator[Cue]:
     """Split a segment at pauses and ends of sentences, and where it is too long for a subtitle."""
-    from attent.decoding.word_times import join_words  # which needs torch
+    from attent.decoding.speech_timing import join_words  # which needs torch
 
     if not segment.words:
         yield segment.start, segment.end, segment.text

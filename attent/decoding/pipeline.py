@@ -303,7 +303,7 @@ class PipelineSetup:
         self.tokenizer, self.folder, self.config = translator.tokenizer, translator.folder, translator.model.config
         self.pipeline = replace(pipeline, translator=cast(Translator, None))
 
-    def build_handler(self, engine: RemoteEngine) -> Callable[[LineBlock], BlockOutput]:
+    def __call__(self, engine: RemoteEngine) -> Callable[[LineBlock], BlockOutput]:
         with torch.device("meta"):  # only its config is used
             model = Seq2Seq(self.config).eval()
         translator = RemoteTranslator(model, self.tokenizer, folder=self.folder)

@@ -135,17 +135,11 @@ class Predictor:
                 "or a BERT with its masked-word head"
             )
         check_is_list(texts)
-        masked_texts = [self._parse_masks(text) for text in texts]
+        masked_texts = [self.parse_masks(text) for text in texts]
         numbered = zip(masked_texts, line_numbers or range(1, len(texts) + 1), strict=True)
         rows = [self._encode_masked_text(masked_text, number) for masked_text, number in numbered]
         candidates = self._predict_masks(rows, top_k)
         return [self._fill_with_words(*each) for each in zip(texts, masked_texts, candidates, strict=True)]
-
-    def has_mask(self, text: str) -> bool:
-        return bool(self._parse_masks(text).mask_ids)
-
-    def encode_masked(self, text: str) -> list[int]:
-        return self.mask_tokens.encode(self._parse_masks(text))
 
     def _predict_masks(self, rows: Sequence[TokenizedText], top_k: int) -> list[list[tuple[list[int], list[float]]]]:
         model = self.model
@@ -243,7 +237,7 @@ class Predictor:
         stack = self.model.decoder if isinstance(self.model, CausalLM) else self.model.encoder
         return stack.positions.max_length
 
-    def _parse_masks(self, text: str) -> MaskedText:
+    def parse_masks(self, text: str) -> MaskedText:
         if not isinstance(text, str):
             raise AttentError(f"a text to fill must be a string, but is of type {type(text).__name__}")
         return self.mask_tokens.parse(text.strip())

@@ -11,8 +11,10 @@ back_translation  chrF of the translation's translation by a reverse model, with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,11 +26,9 @@ if TYPE_CHECKING:
     from attent.decoding.translator import Translation, Translator
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 MAX_NGRAM = 6
 BETA = 2  # weight of recall against precision
-MAX_TABLE_CELLS = 2**22  # of the largest table in memory
 
 
 def compute_expected_chrf(candidates: Sequence[str], weights: Sequence[float] | None = None) -> Floats:
@@ -50,7 +50,8 @@ def compute_pairwise_chrf(texts: Sequence[str]) -> Floats:
     """Return (N, N) sentence chrF, 0 to 100: rows are hypotheses, columns references."""
     N = len(texts)
     precision, recall, orders = np.zeros((N, N)), np.zeros((N, N)), np.zeros((N, N))
-    for totals, shared in _count_overlaps(texts):
+    for n in range(1, MAX_NGRAM + 1):
+        totals, shared = count_shared_ngrams(["".join(text.split()) for text in texts], n)
         both = (totals > 0)[:, None] & (totals > 0)
         counts = np.maximum(totals, 1)
         precision += shared / counts[:, None]
@@ -62,44 +63,23 @@ def compute_pairwise_chrf(texts: Sequence[str]) -> Floats:
     return 100 * (1 + BETA**2) * precision * recall / np.where(denominator > 0, denominator, 1)
 
 
-def _count_overlaps(texts: Sequence[str]) -> Iterator[tuple[Ints, Floats]]:
-    """Yield for n = 1, 2, ...: the n-grams of each text (N,), and those that each two share (N, N)."""
-    N = len(texts)
-    codes = [np.frombuffer("".join(t.split()).encode("utf-32-le", "surrogatepass"), np.uint32) for t in texts]
-    lengths = np.array([len(code) for code in codes])
-    char_rows = np.repeat(np.arange(N), lengths)  # the text of each character
-    chars_left = np.repeat(lengths.cumsum(), lengths) - np.arange(len(char_rows))  # up to the end of the text
-    alphabet, char_ids = np.unique(np.concatenate([np.empty(0, np.uint32), *codes]), return_inverse=True)
-    starts, gram_ids = np.arange(len(char_rows)), np.zeros(len(char_rows), np.int64)  # of each n-gram
-    for n in range(1, MAX_NGRAM + 1):
-        fits = chars_left[starts] >= n
-        starts, gram_ids = starts[fits], gram_ids[fits]
-        keys = (gram_ids * len(alphabet) + char_ids[starts + n - 1]) * N + char_rows[starts]
-        pairs, pair_ids, counts = np.unique(keys, return_inverse=True, return_counts=True)  # of n-gram and text
-        pair_keys = pairs // N
-        pair_grams = np.cumsum(np.diff(pair_keys, prepend=pair_keys[:1]) != 0)  # the n-gram's id in each pair
-        gram_ids = pair_grams[pair_ids]
-        totals = np.bincount(char_rows[starts], minlength=N)
-        yield totals, _count_shared(pair_grams, pairs % N, counts, totals)
-
-
-def _count_shared(grams: Ints, rows: Ints, counts: Ints, totals: Ints) -> Floats:
-    """Return (N, N) sums of min(a, b), the number of t with a >= t and b >= t: products of 0/1 matrices."""
-    N = len(totals)
-    shared = np.zeros((N, N))
-    while len(grams):
-        common = (np.bincount(grams) > 1)[grams]  # in two texts or more
-        grams, rows, counts = grams[common], rows[common], counts[common]
-        grams = np.cumsum(np.diff(grams, prepend=grams[:1]) != 0)
-        for low in range(0, int(grams[-1]) + 1 if len(grams) else 0, max(1, MAX_TABLE_CELLS // N)):
-            block = slice(*np.searchsorted(grams, [low, low + max(1, MAX_TABLE_CELLS // N)]))
-            table = np.zeros((N, int(grams[block][-1]) - low + 1), np.float32)
-            table[rows[block], grams[block] - low] = 1
-            shared += table @ table.T
-        repeated = counts > 1
-        grams, rows, counts = grams[repeated], rows[repeated], counts[repeated] - 1
+def count_shared_ngrams(texts: Sequence[str], n: int) -> tuple[Floats, Floats]:
+    """Return the number of n-grams of each text (N,), and of those that each two share (N, N)."""
+    counts = [Counter(text[i : i + n] for i in range(len(text) - n + 1)) for text in texts]
+    totals = np.array([float(count.total()) for count in counts])
+    occurrences = Counter(chain.from_iterable(counts))
+    columns = {gram: i for i, gram in enumerate(gram for gram, number in occurrences.items() if number > 1)}
+    table = np.zeros((len(texts), len(columns)), np.float32)  # of the n-grams in two texts or more
+    for row, count in zip(table, counts, strict=True):
+        for gram in count.keys() & columns:
+            row[columns[gram]] = count[gram]
+    shared = np.zeros((len(texts), len(texts)))
+    # min(a, b) is the number of t with a >= t and b >= t: products of 0/1 matrices.
+    for threshold in range(1, 1 + int(table.max(initial=0))):
+        reached = (table >= threshold).astype(np.float32)
+        shared += reached @ reached.T
     np.fill_diagonal(shared, totals)
-    return shared
+    return totals, shared
 
 
 @dataclass(frozen=True, kw_only=True)

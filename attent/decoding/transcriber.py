@@ -27,8 +27,17 @@ from attent.decoding.loading import (
 from attent.decoding.options import Hypothesis, InputError, SearchOptions, StopCheck
 from attent.decoding.output_format import replace_line_breaks
 from attent.decoding.source_search import compute_audio_frames, search_sources
-from attent.decoding.speech_segments import AudioSegment, cut_finished, find_speech, iter_segments
-from attent.decoding.word_times import WORD, SpokenWord, compute_word_times, join_words, snap_to_silence
+from attent.decoding.speech_timing import (
+    WORD,
+    AudioSegment,
+    SpokenWord,
+    compute_word_times,
+    cut_finished,
+    find_speech,
+    iter_segments,
+    join_words,
+    snap_to_silence,
+)
 from attent.interop import load_as
 from attent.interop.whisper import WhisperSettings, detect_languages, read_settings
 from attent.models import Seq2Seq

@@ -26,7 +26,7 @@ from torch import Tensor
 from attent.decoding.alignment import Alignment, AlignmentError, align_rows, concatenate_alignments, load_selection
 from attent.decoding.constraints import NEG_INF, TargetVocabulary, build_constraints, has_loop
 from attent.decoding.constraints.phrase_automaton import find_phrase
-from attent.decoding.engines.ctranslate2 import CTranslate2Engine, find_ignored_conversions
+from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 from attent.decoding.engines.gpu.eligibility import drop_cached_searches
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
 from attent.decoding.engines.reference import SearchCancelled, SearchSession, TorchEngine
@@ -923,8 +923,6 @@ class Translator:
         is_transformer = all(isinstance(model.decoder, Stack) for model in self._members)
         if self.engine == "torch" or (self.engine is None and (self.device.type != "cpu" or not is_transformer)):
             return None
-        for path in [] if self.folder is None else find_ignored_conversions(self.folder):
-            self._notify_once(f"{path}: ignored, since only conversions made from the weights here are used; delete it")
         try:
             if isinstance(self.model, Ensemble):
                 raise TranslationError("CTranslate2 does not support ensembles")

@@ -17,7 +17,7 @@ from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.formatting import escape_markdown, format_code, format_count
 from attent.inspection import ablate
-from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, find_part, list_parts
+from attent.inspection.ablate import PART_KINDS, ModelPart, PartKind, find_part, list_parts
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_file, write_side_file
 from attent.models.pruning import remove_heads

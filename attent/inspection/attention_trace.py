@@ -8,9 +8,10 @@ import base64
 import fnmatch
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -103,13 +104,10 @@ class Trace(LayerMapping[list[Tensor]]):
         ]
         return pd.concat(frames, ignore_index=True)
 
-    def make_observer(self, path: str, qkv: bool) -> Callable[[AttentionRecord], None]:
-        def observer(record: AttentionRecord) -> None:
-            self.setdefault(path, []).append(record.weights)
-            if qkv:
-                self.qkv.setdefault(path, []).append(record)
-
-        return observer
+    def add(self, path: str, qkv: bool, record: AttentionRecord) -> None:
+        self.setdefault(path, []).append(record.weights)
+        if qkv:
+            self.qkv.setdefault(path, []).append(record)
 
 
 @contextmanager
@@ -142,7 +140,7 @@ def record(
         raise AttentError(f"`model` must be a model, but is of type {type(model).__name__}; see `attent.load`")
     trace = Trace()
     chosen = select_attention_layers(model, pattern, kind, layers)
-    with attach_observers(chosen.values(), [trace.make_observer(path, qkv) for path in chosen]):
+    with attach_observers(chosen.values(), [partial(trace.add, path, qkv) for path in chosen]):
         yield trace
 
 

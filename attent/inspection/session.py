@@ -22,6 +22,7 @@ from attent.decoding.transcriber import Transcriber
 from attent.decoding.translator import Translator
 from attent.formatting import format_count
 from attent.inspection import ablate, head_stats
+from attent.inspection.ablate import ModelPart
 from attent.inspection.attention_trace import (
     FORMAT,
     VERSION,
@@ -32,7 +33,6 @@ from attent.inspection.attention_trace import (
     format_token,
     unpack_weights,
 )
-from attent.inspection.head_masking import ModelPart
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors.base import InspectionRequest, Inspector
 from attent.inspection.inspectors.front_ends import CaptioningInspector, SpeechInspector, VisionInspector

@@ -1,7 +1,7 @@
 """ASGI apps: endpoints behind a guard, with request ids, metrics and an access log; and the app of the live page.
 
 It imports no torch: models are behind a backend. Requests are validated in `endpoints` and `request`, limited in
-`limits` and `admission`; `server` runs the app.
+`limits` and `admission`; `run` runs it.
 """
 
 import asyncio
@@ -16,10 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router, compile_path
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from attent.decoding.options import StopCheck
 from attent.serving.api_v1 import show_health
@@ -55,15 +54,9 @@ class HttpApp:
             self._route,
             limits=options.limits,
             hosts=options.hosts,
-            origins=options.origins,
             file_paths=file_paths,
             format_error=self._format_error,
         )
-        self._app: ASGIApp = self._guard
-        if options.origins:
-            self._app = CORSMiddleware(
-                self._guard, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"]
-            )
         self._num_running = 0
 
     async def start(self) -> None:
@@ -88,7 +81,7 @@ class HttpApp:
         record = RequestRecord(scope, send)
         self._num_running += 1
         try:
-            await self._app(scope, receive, record.send)
+            await self._guard(scope, receive, record.send)
         finally:
             self._num_running -= 1
             path = next((each.path for _, each in self._endpoints if each.path == scope["path"]), "other")

@@ -105,8 +105,7 @@ class SearchBatcher:
 
     def _run(self) -> None:
         while True:
-            batch = self._wait_for_batch()
-            self._search_batch(batch)
+            self._search_batch(self._wait_for_batch())
 
     def _search_batch(self, batch: list[WaitingSource]) -> None:
         """Search a batch; if it fails, search each source alone, so that one request cannot fail those of others."""

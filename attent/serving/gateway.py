@@ -34,7 +34,6 @@ class ServerOptions:
     limits: Limits = Limits(max_queued=256, response_timeout=30.0, body_timeout=8.0)  # noqa: RUF009 - frozen
     keys: frozenset[str] = frozenset()  # API keys; none: everybody may use it
     hosts: tuple[str, ...] = LOCAL_HOSTS  # accepted host names; "*": any
-    origins: tuple[str, ...] = ()  # other websites whose scripts may use it; "*": any
     cached_characters: int = CACHED_CHARACTERS
     trust_proxy: bool = False  # take a client's address from the header X-Forwarded-For
     log_text: bool = False  # log the texts that are translated

@@ -120,20 +120,17 @@ class RequestGuard:
         *,
         limits: Limits,
         hosts: Sequence[str] = LOCAL_HOSTS,
-        origins: Sequence[str] = (),
         file_paths: Sequence[str] = (),
         format_error: Callable[[Scope, str, int], Mapping[str, Any]] = lambda scope, *error: format_error(*error),
     ) -> None:
         """
         hosts         accepted host names, without ports; "*": any
-        origins       other websites whose scripts may send requests; "*": any
         file_paths    paths with the limits of files
         format_error  gets the scope, the message and the status of an error
         """
         self._app = app
         self._limits = limits
         self._hosts = tuple(host.lower() for host in hosts)
-        self._origins = tuple(origin.lower().rstrip("/") for origin in origins)
         self._file_paths = file_paths
         self._format_error = format_error
         self._active_tasks: set[asyncio.Future[Any]] = set()
@@ -180,12 +177,9 @@ class RequestGuard:
         if len(named) != 1 or not {_strip_port(named[0]), "*"} & set(self._hosts):
             host = ascii(", ".join(named)[:80]) if any(named) else "no host"
             raise ApiError(421, f"the host must be {' or '.join(self._hosts)}, but is {host}")
-        origins = _get_header_values(scope, "origin")
         if scope["method"] in ("GET", "HEAD") and get_header(scope, "sec-fetch-dest") == "document":
             return  # a link to the page
-        if origins and all({origin.lower(), "*"} & set(self._origins) for origin in origins):
-            return
-        if any(not _is_same_origin(origin, named[0]) for origin in origins):
+        if any(not _is_same_origin(origin, named[0]) for origin in _get_header_values(scope, "origin")):
             raise ApiError(403, "requests must come from the server's own page")
         if any(site not in ("same-origin", "none") for site in _get_header_values(scope, "sec-fetch-site")):
             raise ApiError(403, "requests from other sites are not allowed")

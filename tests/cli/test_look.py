@@ -19,7 +19,7 @@ import torch
 import attent
 from attent import cli
 from attent.cli import look
-from attent.cli.line_progress import print_status
+from attent.cli.shared import print_status
 from attent.inspection.head_stats import HEAD_STATS_FILE
 from attent.inspection.session import Inspection
 from attent.models import CausalLM, Seq2Seq, TextEncoder, VisionTransformer
@@ -416,7 +416,7 @@ def test_live_page_gets_the_flags_and_announces_its_address(
     opened: list[str] = []
     monkeypatch.setattr(look, "open_in_browser", opened.append)
     monkeypatch.setattr("attent.serving.look_document.create_live_app", lambda _, **flags: served.update(flags))
-    monkeypatch.setattr("attent.serving.server.serve_app", lambda _, **flags: served.update(flags))
+    monkeypatch.setattr("attent.serving.run.serve_app", lambda _, **flags: served.update(flags))
     assert cli.main(["look", str(folder_copy)]) == 0
     assert (served["to"], served["examples"], served["port"]) == (None, [], None)
     write_log(folder_copy / LOG_FILE, "first", "last")

@@ -24,8 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import attent
 from attent import cli, models
-from attent.cli.line_progress import ProgressDisplay
-from attent.cli.search_flags import SearchFlags, build_search_options, use_flag_names
+from attent.cli.shared import ProgressDisplay, SearchFlags, build_search_options, use_flag_names
 from attent.cli.translate import TranslateFlags, build_pipeline
 from attent.data.formats.units import SkippedUnit
 from attent.data.pretranslate import PretranslateResult

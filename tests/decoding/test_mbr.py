@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu.metrics.chrf import CHRF
@@ -44,12 +43,6 @@ def test_pairwise_chrf_matches_sacrebleu() -> None:
 @settings(deadline=None, max_examples=150)
 def test_chrf_of_random_texts_matches_sacrebleu(texts: list[str]) -> None:
     np.testing.assert_allclose(quality.compute_pairwise_chrf(texts), compute_with_sacrebleu(texts), rtol=0, atol=1e-9)
-
-
-def test_a_table_in_blocks_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = quality.compute_pairwise_chrf(TEXTS)
-    monkeypatch.setattr(quality, "MAX_TABLE_CELLS", 3 * len(TEXTS))
-    np.testing.assert_array_equal(quality.compute_pairwise_chrf(TEXTS), whole)
 
 
 def test_expected_chrf_is_the_weighted_mean() -> None:

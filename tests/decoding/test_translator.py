@@ -22,7 +22,7 @@ from torch import Tensor
 
 from attent.decoding import quality, translator
 from attent.decoding.alignment import find_cross_layers
-from attent.decoding.constraints.no_repeat import has_loop
+from attent.decoding.constraints.token_rules import has_loop
 from attent.decoding.engines.reference import SearchCancelled, TorchEngine
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import EncodedPair, score_token_ids

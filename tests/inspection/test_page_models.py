@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from attent.decoding.transcriber import Transcriber
+from attent.inspection.ablate import ModelPart
 from attent.inspection.attention_trace import pack_array
-from attent.inspection.head_masking import ModelPart
 from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.html_page import render_page as page_of
 from attent.inspection.inspectors.base import InspectionRequest

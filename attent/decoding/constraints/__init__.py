@@ -15,10 +15,9 @@ from attent.decoding.constraints.base import (
     TargetVocabulary,
     apply_constraints,
 )
-from attent.decoding.constraints.min_length import MinLength
-from attent.decoding.constraints.no_repeat import NoLoops, NoRepeatNgram, has_loop
 from attent.decoding.constraints.prefix import BannedFirstTokens, ForcedPrefix
 from attent.decoding.constraints.required_phrases import RequiredPhrases
+from attent.decoding.constraints.token_rules import MinLength, NoLoops, NoRepeatNgram, has_loop
 from attent.decoding.options import SearchOptions, SearchRequest
 
 CONSTRAINTS = (MinLength, NoRepeatNgram, NoLoops, BannedPhrases, BannedFirstTokens, ForcedPrefix)

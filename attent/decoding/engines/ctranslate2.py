@@ -30,9 +30,8 @@ from typing import Any
 
 import torch
 
-from attent.decoding.engines.option_support import find_unsupported_field
 from attent.decoding.loading import split_batches
-from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, find_unsupported_field
 from attent.interop import ctranslate2 as converter
 from attent.models import Seq2Seq
 from attent.models.seq2seq import find_suppressed_tokens
@@ -302,7 +301,3 @@ def remove_unused_conversions(folder: Path) -> None:
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > MAX_UNUSED_SECONDS:
                 shutil.rmtree(path)
-
-
-def find_ignored_conversions(folder: Path) -> list[Path]:
-    return sorted(path.parent for path in folder.glob("ctranslate2*/model.bin"))

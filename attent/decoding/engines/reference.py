@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from attent.decoding.constraints.base import NEG_INF, Constraint
-from attent.decoding.constraints.min_length import MinLength
-from attent.decoding.constraints.no_repeat import NoLoops
 from attent.decoding.constraints.required_phrases import RequiredPhrases
+from attent.decoding.constraints.token_rules import MinLength, NoLoops
 from attent.decoding.engines.gpu import eligibility
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable, search_in_batches
-from attent.decoding.engines.option_support import are_supported
 from attent.decoding.loading import pad_token_ids
-from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck, are_supported
 from attent.decoding.search import (
     BeamState,
     SearchContext,

@@ -28,11 +28,10 @@ from attent.decoding.generation.loop import (
     compute_cache_columns,
 )
 from attent.decoding.loading import check_tokenizer_size, compute_max_rows, load_tokenizer, resolve_device_and_dtype
-from attent.decoding.options import GenerationOptions, SearchOptions, StopCheck
+from attent.decoding.options import GenerationOptions, StopCheck
 from attent.decoding.translator import check_list_of_strings
 from attent.interop import load_as
 from attent.models import CausalLM
-from attent.nn import RotaryConfig
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
 from attent.storage.errors import AttentError
@@ -184,7 +183,6 @@ class Generator:
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
         self.batch_size, self.use_cuda_graphs, self._notify = batch_size, use_cuda_graphs, notify
         self._static_state: tuple[tuple[int, int, StepOptions], StaticState] | None = None
-        self._warned_about_length = False
 
     @classmethod
     def load(
@@ -289,15 +287,6 @@ class Generator:
                 f"`max_new_tokens` must be small enough for one text to fit into {total / 2**30:,.1f} GiB of memory, "
                 f"but is {options.max_new_tokens:,}, which takes {needed / 2**30:,.1f} GiB; lower it"
             )
-        # Rotary positions are unlimited, but the model may have been trained on shorter texts.
-        positions = self.model.config.stack.positions
-        trained = positions.trained_length if isinstance(positions, RotaryConfig) else None
-        if trained is not None and longest > trained and self._notify is not None and not self._warned_about_length:
-            self._warned_about_length = True
-            self._notify(
-                f"prompt and text may have {longest:,} tokens, but the model was trained on at most {trained:,}: "
-                f"beyond that the text may be nonsense"
-            )
         return limits
 
     # --- sequences ------------------------------------------------------------------------------
@@ -366,15 +355,8 @@ class Generator:
                 yield index, finished, detokenizers[index] if detokenizers else None
 
     def _build_step_options(self, options: GenerationOptions) -> StepOptions:
-        return StepOptions(
-            end_ids=self.end_ids,
-            suppressed_tokens=self._suppressed_tokens,
-            search=SearchOptions(
-                beam_size=1,
-                sampling=None if options.sampling is None else replace(options.sampling, seed=0),
-                no_repeat_ngram_size=options.no_repeat_ngram_size,
-            ),
-        )
+        sampling = None if options.sampling is None else replace(options.sampling, seed=0)
+        return StepOptions(end_ids=self.end_ids, suppressed_tokens=self._suppressed_tokens, sampling=sampling)
 
     @property
     def _suppressed_tokens(self) -> tuple[int, ...]:
@@ -385,8 +367,7 @@ class Generator:
     def _start_loop(self, prompts: Sequence[EncodedPrompt], options: StepOptions) -> GenerationLoop:
         context = GenerationContext.from_options(options, self.device)
         state: GenerationState
-        can_capture = not options.search.no_repeat_ngram_size and loop.can_capture_graphs(self.device)
-        if self.use_cuda_graphs and can_capture:
+        if self.use_cuda_graphs and loop.can_capture_graphs(self.device):
             state = self._get_static_state(len(prompts), compute_cache_columns(prompts), context)
             state.load_prompts(prompts)
         else:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attent.decoding.alignment import attach_observers
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions, StopCheck
+from attent.inspection.ablate import ModelPart, mask_heads
 from attent.inspection.attention_trace import (
     AttentionKind,
     TraceSide,
@@ -26,7 +27,6 @@ from attent.inspection.attention_trace import (
     pack_qkv,
     select_attention_layers,
 )
-from attent.inspection.head_masking import ModelPart, mask_heads
 from attent.inspection.head_stats import measure_document_heads
 from attent.models import Model, Seq2Seq
 from attent.models.config import get_stack_configs

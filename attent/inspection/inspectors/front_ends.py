@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from attent.data.audio import iter_audio
-from attent.data.images import ImageError, ImageShape, is_idx_file, pad_or_resize, read_idx, read_image
+from attent.data.images import ImageShape, read_image
 from attent.decoding.loading import resolve_target_lang
 from attent.decoding.options import SearchOptions, StopCheck
 from attent.decoding.search_trace import SearchTrace
 from attent.decoding.source_search import compute_audio_frames
+from attent.decoding.speech_timing import STATE_FRAMES, STATE_SECONDS
 from attent.decoding.transcriber import Transcriber
-from attent.decoding.word_times import STATE_FRAMES, STATE_SECONDS
 from attent.inspection.attention_trace import DisplayToken, PatchImage, SourceAudio, TraceSide
 from attent.inspection.inspectors import base
 from attent.inspection.inspectors.seq2seq import LoadedSource, Seq2SeqInspector
@@ -33,7 +33,7 @@ class VisionInspector(base.Inspector[VisionTransformer]):
     example_file = "image.png"
 
     def _run(self, request: base.InspectionRequest, should_stop: StopCheck | None) -> base.RecordedPass:
-        pixels = load_pixels(request.text, self.model.config)
+        pixels = read_image(request.text, ImageShape.from_config(self.model.config))
         name = Path(request.text).name
         sides = {"image": build_image_side(pixels, self.model.config, name)}
         with self.record_layers(sides, request) as layers:
@@ -55,23 +55,11 @@ class CaptioningInspector(Seq2SeqInspector):
         language = resolve_target_lang(request.to, self.tokenizer.target.tags, Path(self.name))
         config = self.model.config.frontend
         assert isinstance(config, ImageConfig)
-        pixels = load_pixels(request.text, config)
+        pixels = read_image(request.text, ImageShape.from_config(config))
         source = normalize_pixels(pixels[None], config, next(self.model.parameters()))
         side = build_image_side(pixels, config, Path(request.text).name)
         prompt_ids = (self.tokenizer.target.get_tag_id(language),) if language else ()
         return LoadedSource(tensor=source, lengths=None, side=side, prompt_ids=prompt_ids)
-
-
-def load_pixels(location: str, config: ImageConfig) -> Tensor:
-    """Load an image file, or one image of an idx file by its index: `t10k-images-idx3-ubyte.gz:17`."""
-    name, _, number = location.rpartition(":")
-    path = Path(name).expanduser()
-    if not (number.isdecimal() and is_idx_file(path, "images")):
-        return read_image(location, ImageShape.from_config(config))
-    index, images = int(number), read_idx(path, 3)
-    if index >= len(images):
-        raise ImageError(f"{name}: the index must be below {len(images):,}, but is {index:,}")
-    return torch.from_numpy(pad_or_resize(images[index : index + 1], ImageShape.from_config(config))[0])
 
 
 def build_image_side(pixels: Tensor, config: ImageConfig, name: str) -> TraceSide:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.no_repeat import has_loop
+from attent.decoding.constraints.token_rules import has_loop
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.loading import pad_token_ids
 from attent.decoding.mask_tokens import MaskTokens

@@ -92,7 +92,7 @@ class EncoderInspector(base.Inspector[TextEncoder]):
 
     def _encode_texts(self, texts: Sequence[str]) -> EncoderInput:
         vocabulary = self.vocabulary
-        rows = [self.predictor.encode_masked(text) for text in texts]
+        rows = [self.predictor.mask_tokens.encode(self.predictor.parse_masks(text)) for text in texts]
         ids, segments, words = list(vocabulary.prefix_ids), [0] * len(vocabulary.prefix_ids), []
         for segment, row in enumerate(rows):
             words += [len(ids) + i for i, token in enumerate(row) if token != vocabulary.mask]

@@ -8,8 +8,7 @@ import pytest
 
 from attent.decoding.engines import ctranslate2
 from attent.decoding.engines.gpu import eligibility
-from attent.decoding.engines.option_support import are_supported, find_unsupported_field
-from attent.decoding.options import SearchOptions, SearchRequest
+from attent.decoding.options import SearchOptions, SearchRequest, are_supported, find_unsupported_field
 
 ENGINES = [ctranslate2, eligibility]
 

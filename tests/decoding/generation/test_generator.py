@@ -24,9 +24,8 @@ from attent.decoding.generation.loop import (
     generate_batch,
     select_tokens,
 )
-from attent.decoding.options import GenerationOptions, SamplingOptions, SearchOptions
+from attent.decoding.options import GenerationOptions, SamplingOptions
 from attent.models import CausalLM
-from attent.nn import RotaryConfig
 from attent.text.tokenizer import Tokenizer
 from tests.decoding.toy_generators import (
     LONGEST,
@@ -45,10 +44,9 @@ MANNERS = {
     "greedy": StepOptions(end_ids=(5, *range(100, 140)), suppressed_tokens=(7, 9)),
     "drawn": StepOptions(
         end_ids=(5, *range(100, 120)),
-        search=SearchOptions(beam_size=1, sampling=SamplingOptions(temperature=1.3, top_k=30, top_p=0.9)),
+        sampling=SamplingOptions(temperature=1.3, top_k=30, top_p=0.9),
     ),
     "endless": StepOptions(end_ids=()),
-    "ruled": StepOptions(end_ids=(5, 6), search=SearchOptions(beam_size=1, min_length=4, no_repeat_ngram_size=2)),
 }
 every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 every_manner = pytest.mark.parametrize("manner", MANNERS.values(), ids=MANNERS)
@@ -310,20 +308,6 @@ def test_a_tiny_temperature_is_greedy() -> None:
         assert [samples[0].token_ids for samples in generations] == greedy
 
 
-def test_exceeding_the_trained_length_warns_once() -> None:
-    messages: list[str] = []
-    model = llama(sentencepiece_tokenizer())
-    stack = replace(model.config.stack, positions=RotaryConfig(trained_length=12))
-    model.config = replace(model.config, stack=stack)
-    mine = Generator(model, sentencepiece_tokenizer(), notify=messages.append)
-    mine.generate(["A man"], max_new_tokens=4)
-    assert messages == []
-    for _ in range(2):
-        mine.generate(["A man"], max_new_tokens=30)
-    (message,) = messages
-    assert "but the model was trained on at most 12: beyond that the text may be nonsense" in message
-
-
 def test_a_text_that_cannot_fit_into_memory_is_rejected() -> None:
     with pytest.raises(ValueError, match="`max_new_tokens` must be small enough for one text"):
         Generator(llama(sentencepiece_tokenizer()), sentencepiece_tokenizer()).generate(
@@ -428,7 +412,7 @@ def test_half_precision_logits_are_normalized_in_float32() -> None:
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(0)).bfloat16()
     context = GenerationContext.from_options(StepOptions(end_ids=(5,), suppressed_tokens=(7,)), CPU)
     prompts = [EncodedPrompt(token_ids=(0,), max_new_tokens=4)] * 3
-    sequences = SequenceBatch.from_prompts(torch.zeros(3, dtype=torch.int64), prompts, 4, context)
+    sequences = SequenceBatch.from_prompts(torch.zeros(3, dtype=torch.int64), prompts, 4)
     token, log_prob = select_tokens(logits, sequences, context)
     expected = logits.float().index_fill(-1, torch.tensor([7]), float("-inf")).log_softmax(-1)
     assert torch.equal(token, expected.argmax(-1))
