@@ -33,7 +33,7 @@ def classify(
 
     attent classify runs/sst2 "A film to remember."
     """
-    check_positive("classify", threads=flags.threads, batch_tokens=flags.batch_tokens, top=flags.top)
+    check_positive("classify", threads=flags.threads, top=flags.top)
     predictor = shared.load_predictor(model, flags)
     predictor.require_labels()  # fails before anything is read
     for texts in shared.read_inputs(predictor, items):

@@ -56,7 +56,7 @@ def embed(
 
 
 def check_usage(flags: EmbedFlags) -> None:
-    check_positive("embed", threads=flags.threads, batch_tokens=flags.batch_tokens)
+    check_positive("embed", threads=flags.threads)
     problem = None
     if flags.output is None and not flags.json:
         problem = "there is no output: name a file with --output vectors.npy, or add --json"

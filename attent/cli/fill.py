@@ -30,7 +30,7 @@ def fill(
 
     attent fill runs/mlm "The [MASK] sat on the mat."
     """
-    check_positive("fill", threads=flags.threads, batch_tokens=flags.batch_tokens, top=flags.top)
+    check_positive("fill", threads=flags.threads, top=flags.top)
     predictor = shared.load_predictor(model, flags)
     without_mask = 0
     for block in shared.read_text_blocks(texts):

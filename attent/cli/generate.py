@@ -36,7 +36,6 @@ class GenerateFlags(GenerationFlags):  # type: ignore[misc]  # derived from the 
     json: Annotated[bool, flag("Output", JSON_HELP)] = False
     echo: Annotated[bool, flag("Output", "print the prompt before the text", negative="--no-echo")] = True
     dtype: Annotated[DtypeName | None, flag("Device", "by default as stored")] = None
-    batch_size: Annotated[int | None, flag("Device", "texts per batch")] = None
 
 
 def generate(
@@ -53,7 +52,7 @@ def generate(
     attent generate runs/shakespeare "O Romeo, Romeo," --max-new-tokens 50
     """
     prompt = None if prompt in STDIN_NAMES else prompt
-    shared.check_positive("generate", threads=flags.threads, batch_size=flags.batch_size)
+    shared.check_positive("generate", threads=flags.threads)
     if problem := find_usage_error(prompt, flags):
         raise CycloptsError(msg=problem, command_chain=("generate",))
     from attent.cli.shared import ProgressDisplay, use_utf8
@@ -67,7 +66,7 @@ def generate(
         if prompt is None and flags.file is None and sys.stdin.isatty():
             raise InputError(f'there must be a prompt, but none is given; write: attent generate {model} "Once upon"')
         prepare_loading(model, flags.threads)
-        loading = {"device": flags.device, "dtype": flags.dtype, "batch_size": flags.batch_size}
+        loading = {"device": flags.device, "dtype": flags.dtype}
         generator = Generator.load(model, **loading, notify=progress.print_message)
         command = GenerateCommand(generator, options, flags)
         try:

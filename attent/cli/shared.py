@@ -189,7 +189,6 @@ class TextInputFlags:
     device: Annotated[str | None, flag("Device", "cuda, cuda:1, mps or cpu; by default the fastest available")] = None
     dtype: Annotated[DtypeName, flag("Device", "by default float32")] = "float32"
     threads: Annotated[int | None, flag("Device", "CPU threads, by default all cores")] = None
-    batch_tokens: Annotated[int | None, flag("Device", "tokens per batch")] = None
 
 
 def prepare_loading(folder: Path, threads: int | None) -> None:
@@ -206,9 +205,7 @@ def load_predictor(folder: Path, flags: TextInputFlags) -> "Predictor":
     from attent.decoding.predictor import Predictor
 
     prepare_loading(folder, flags.threads)
-    return Predictor.load(
-        folder, device=flags.device, dtype=flags.dtype, batch_tokens=flags.batch_tokens, notify=print_message
-    )
+    return Predictor.load(folder, device=flags.device, dtype=flags.dtype, notify=print_message)
 
 
 @dataclass(frozen=True)

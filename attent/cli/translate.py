@@ -129,12 +129,11 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
 
     use_utf8(sys.stdout)
     with open_input(file, sys.stdin.buffer) as stream, ProgressDisplay(sys.stderr) as progress:
-        check_output_path(file, stream, flags)
+        check_files(file, stream, flags)
         inputs = [model, *flags.ensemble, flags.glossary, flags.reverse]
         check_outputs([flags.output], inputs)
         if flags.report or flags.bilingual:
             check_outputs([flags.output, flags.report, flags.bilingual], [*inputs, file])
-        check_document_flags(file, flags)
         with shared.raise_usage_errors("translate"):
             options = shared.build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
         content = stream.read() if is_document(file, flags) else b""
@@ -229,49 +228,38 @@ def is_document(file: Path | None, flags: TranslateFlags) -> bool:
     return key not in (None, "text")
 
 
-def check_output_path(file: Path | None, stream: BinaryIO, flags: TranslateFlags) -> None:
+def check_files(file: Path | None, stream: BinaryIO, flags: TranslateFlags) -> None:
+    """Refuse flags that do not fit the kind of the input, and outputs that cannot be written."""
     from attent.storage.atomic import is_same_file
 
-    if flags.in_place and not is_document(file, flags):
-        raise InputError(f"{file}: --in-place is for documents such as PO and DOCX; use --output with another name")
-    if flags.fields and not is_document(file, flags):
-        raise InputError(f"--field is for tables, JSON and YAML, but {file or 'standard input'} is text; leave it out")
-    for name, path in (("--report", flags.report), ("--bilingual", flags.bilingual)):
-        if path is not None and not is_document(file, flags):
-            raise InputError(f"{name} is for documents such as PO, HTML and DOCX; leave it out")
-        if path == STDIN:
-            raise InputError(f"{name} must be a file, but is standard output; name one")
-        check_folder(path)
-    if flags.output is None or flags.output == STDIN:
-        if is_same_file(stream, sys.stdout) and not flags.in_place:
+    for_documents = {
+        "--in-place": flags.in_place, "--field": flags.fields, "--report": flags.report, "--bilingual": flags.bilingual
+    }  # fmt: skip
+    for_lines = {
+        "--n-best": flags.n_best > 1, "--output-type": flags.output_type != "text", "--with-score": flags.with_score,
+        "--quality": flags.quality, "--alignment": flags.alignment,
+    }  # fmt: skip
+    if is_document(file, flags):
+        if given := [name for name, value in for_lines.items() if value]:
+            problem = f"{file} is a document and keeps its format: leave {given[0]} out"
+            raise CycloptsError(msg=problem, command_chain=("translate",))
+    elif given := [name for name, value in for_documents.items() if value]:
+        subject = f"{file or 'standard input'} is text, and {given[0]}"
+        raise InputError(f"{subject} is for documents such as PO, HTML and DOCX; leave it out")
+    if STDIN in (flags.report, flags.bilingual):
+        raise InputError("what --report or --bilingual names must be a file, but is standard output; name one")
+    for output in (flags.output, flags.report, flags.bilingual):
+        path = output and output.expanduser()
+        if path and path != STDIN and (not path.absolute().parent.is_dir() or path.is_dir()):
+            raise InputError(f"{output}: must be a file in an existing folder, but is not; create the folder first")
+    if flags.output is not None and flags.output != STDIN:
+        if is_same_file(flags.output.expanduser(), stream):
+            raise InputError(f"{flags.output}: must not be the input file; use another name, or --in-place")
+    elif not flags.in_place:
+        if is_same_file(stream, sys.stdout):
             raise InputError("standard output must not be the input file; redirect it to another one")
-        if file is not None and file.suffix.lower() == ".docx" and sys.stdout.isatty() and not flags.in_place:
+        if file is not None and file.suffix.lower() == ".docx" and sys.stdout.isatty():
             raise InputError(f"{file}: its translation is no text for a terminal; name a file with --output")
-        return
-    check_folder(flags.output)
-    if is_same_file(flags.output.expanduser(), stream):
-        in_place = ", or --in-place" if is_document(file, flags) else ""
-        raise InputError(f"{flags.output}: must not be the input file; use another name{in_place}")
-
-
-def check_folder(output: Path | None) -> None:
-    path = output and output.expanduser()
-    if path and (not path.absolute().parent.is_dir() or path.is_dir()):
-        raise InputError(f"{output}: must be a file in an existing folder, but is not; create the folder first")
-
-
-def check_document_flags(file: Path | None, flags: TranslateFlags) -> None:
-    is_given = {
-        "--n-best": flags.n_best > 1,
-        "--output-type": flags.output_type != "text",
-        "--with-score": flags.with_score,
-        "--quality": flags.quality,
-        "--alignment": flags.alignment is not None,
-    }
-    given_flags = [name for name, value in is_given.items() if value]
-    if is_document(file, flags) and given_flags:
-        problem = f"{file} is a document and keeps its format: leave {given_flags[0]} out"
-        raise CycloptsError(msg=problem, command_chain=("translate",))
 
 
 def select_output(path: Path | None, progress: ProgressDisplay) -> AbstractContextManager[TextIO]:

@@ -32,10 +32,11 @@ from attent.decoding.output_format import OutputFormat
 from attent.decoding.quality import measure_quality
 from attent.decoding.translator import Translation, Translator
 from attent.formatting import escape_invisible
-from attent.models import Seq2Seq
+from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.text.context import ContextWindow
 from attent.text.language_tags import is_same_language
 from attent.text.sentence_splitter import split_sentences
+from attent.text.tokenizer import Tokenizer
 
 CPU_BLOCK_LINES, GPU_BLOCK_LINES = 256, 4096
 GPU_PENDING_BLOCKS = 3  # one is searched while others are tokenized and detokenized
@@ -236,16 +237,12 @@ def translate_block(
         for index, translation in enumerate(translations, first_index)
         for row in output.format_lines(translation, index)
     ]
-    messages = [
-        f"{block.source_name}, line {number:,}: too long to translate at once, translated in {count:,} parts"
-        for number, count in enumerate((each.segment_count for each in translations), first_index + 1)
-        if count > 1 and not pipeline.split_sentences
-    ]
-    messages += [
-        f"{block.source_name}, line {number:,}: {term}"
-        for number, each in enumerate(translations, first_index + 1)
-        for term in each.missed_terms
-    ]
+    messages = []
+    for number, translation in enumerate(translations, first_index + 1):
+        if translation.segment_count > 1 and not pipeline.split_sentences:
+            parts = f"translated in {translation.segment_count:,} parts"
+            messages.append(f"{block.source_name}, line {number:,}: too long to translate at once, {parts}")
+        messages += [f"{block.source_name}, line {number:,}: {term}" for term in translation.missed_terms]
     return "".join(f"{row}\n" for row in rows), messages, error
 
 
@@ -291,24 +288,25 @@ def choose_worker_count(pipeline: TranslationPipeline) -> int:
 
 
 def build_worker_pool(pipeline: TranslationPipeline, num_workers: int) -> TextWorkerPool[BlockOutput]:
-    run_in_main_process = partial(translate_block, pipeline)
-    return TextWorkerPool(pipeline.translator, PipelineSetup(pipeline), run_in_main_process, num_workers)
+    translator, rest = pipeline.translator, replace(pipeline, translator=cast(Translator, None))
+    parts = (translator.tokenizer, translator.folder, translator.model.config, rest)
+    setup = partial(build_block_handler, *parts)
+    return TextWorkerPool(translator, setup, partial(translate_block, pipeline), num_workers)
 
 
-class PipelineSetup:
-    """A pipeline as a worker gets it: everything but the weights."""
-
-    def __init__(self, pipeline: TranslationPipeline) -> None:
-        translator = pipeline.translator
-        self.tokenizer, self.folder, self.config = translator.tokenizer, translator.folder, translator.model.config
-        self.pipeline = replace(pipeline, translator=cast(Translator, None))
-
-    def __call__(self, engine: RemoteEngine) -> Callable[[LineBlock], BlockOutput]:
-        with torch.device("meta"):  # only its config is used
-            model = Seq2Seq(self.config).eval()
-        translator = RemoteTranslator(model, self.tokenizer, folder=self.folder)
-        translator.remote_engine = engine
-        return partial(translate_block, replace(self.pipeline, translator=translator))
+def build_block_handler(
+    tokenizer: Tokenizer,
+    folder: Path | None,
+    config: Seq2SeqConfig,
+    pipeline: TranslationPipeline,
+    engine: RemoteEngine,
+) -> Callable[[LineBlock], BlockOutput]:
+    """Return what a worker runs for each block; it has everything but the weights."""
+    with torch.device("meta"):  # only its config is used
+        model = Seq2Seq(config).eval()
+    translator = RemoteTranslator(model, tokenizer, folder=folder)
+    translator.remote_engine = engine
+    return partial(translate_block, replace(pipeline, translator=translator))
 
 
 class RemoteTranslator(Translator):

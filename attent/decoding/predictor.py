@@ -82,24 +82,19 @@ class Predictor:
         tokenizer: Tokenizer | None,
         *,
         name: str = "the model",
-        batch_tokens: int | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> None:
         """
-        name          name of the model in error messages
-        batch_tokens  tokens of a batch, with padding; None: what suits the device
-        notify        receives messages for the user, such as that texts were truncated
+        name    name of the model in error messages
+        notify  receives messages for the user, such as that texts were truncated
         """
-        if batch_tokens is not None and batch_tokens < 1:
-            raise AttentError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         if not isinstance(model, VisionTransformer):
             if tokenizer is None:
                 raise AttentError(
                     f"{name}: must have a tokenizer to read texts, but has none; load both from one folder"
                 )
             check_tokenizer_size(tokenizer.source.size, model.config.vocab, f"{name}: its tokenizer")
-        self.model, self.tokenizer, self.name = model, tokenizer, name
-        self.batch_tokens, self.notify = batch_tokens, notify
+        self.model, self.tokenizer, self.name, self.notify = model, tokenizer, name, notify
         self.notified: set[str] = set()
 
     @classmethod
@@ -109,7 +104,6 @@ class Predictor:
         *,
         device: str | torch.device | None = None,
         dtype: str | None = None,
-        batch_tokens: int | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> Self:
         """Load a folder of attent or Hugging Face; `dtype` None: float32."""
@@ -117,7 +111,7 @@ class Predictor:
         placed, precision = resolve_device_and_dtype(device, dtype or "float32")
         model = load_model(path, dtype=precision, device=placed)
         tokenizer = None if isinstance(model, VisionTransformer) else load_tokenizer(path)
-        return cls(model, tokenizer, name=str(folder), batch_tokens=batch_tokens, notify=notify)
+        return cls(model, tokenizer, name=str(folder), notify=notify)
 
     # --- predictions -------------------------------------------------------------------------------------------------
 
@@ -294,7 +288,7 @@ class Predictor:
         self, rows: Sequence[TokenizedText], process: Callable[[list[TokenizedText], Tensor], list[T]]
     ) -> list[T]:
         """Return what `process` makes of the states of each batch, in the order of the rows."""
-        batch_tokens = self.batch_tokens or (CPU_BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS)
+        batch_tokens = CPU_BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS
         results: dict[int, T] = {}
         with eval_mode(self.model), torch.inference_mode():
             for indices in batch_by_length([len(row.token_ids) for row in rows], batch_tokens):

@@ -48,8 +48,8 @@ $ attent embed M "A text" -o vectors.txt
 2 --output must end in .npy, but is vectors.txt
 $ attent embed M "A text" -o nowhere/vectors.npy
 2 nowhere/vectors.npy: must be in an existing folder, but is not; create the folder first
-$ attent embed M "A text" --json --batch-tokens 0
-2 --batch-tokens must be 1 or more, but is 0
+$ attent embed M "A text" --json --threads 0
+2 --threads must be 1 or more, but is 0
 $ attent embed nowhere "A text" --json
 1 nowhere: must be a model folder, but does not exist; give the folder that holds config.json
 $ attent fill M "The [MASK]" --top 0

@@ -1015,7 +1015,7 @@ def test_fields_of_a_document_are_translated(trained_model: Path, tmp_path: Path
         capsys, trained_model, table, "--to", "de", "--field", "x"
     )
     (tmp_path / "text.txt").write_text("a dog\n", encoding="utf-8")
-    assert "--field is for tables, JSON and YAML" in run_failing(
+    assert "--field is for documents" in run_failing(
         capsys, trained_model, tmp_path / "text.txt", "--to", "de", "--field", "x"
     )
 

@@ -4,8 +4,6 @@ It supports all options, and hands what the GPU engine supports to that one. Sou
 memory shows at once, and a source that replaces a finished one is never longer than it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -167,12 +167,10 @@ class Generator:
         model: CausalLM,
         tokenizer: Tokenizer,
         *,
-        batch_size: int | None = None,
         use_cuda_graphs: bool = True,
         notify: Callable[[str], None] | None = None,
     ) -> None:
         """
-        batch_size       sequences per batch; None: chosen for the device
         use_cuda_graphs  capture steps on an NVIDIA GPU; nothing else may use it meanwhile
         notify           receives messages for the user, such as that fewer tokens than requested are generated
         """
@@ -181,7 +179,7 @@ class Generator:
         if any(vocabulary.decode([token]) for token in range(vocab, vocabulary.size)):
             check_tokenizer_size(vocabulary.size, vocab)
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
-        self.batch_size, self.use_cuda_graphs, self._notify = batch_size, use_cuda_graphs, notify
+        self.use_cuda_graphs, self._notify = use_cuda_graphs, notify
         self._static_state: tuple[tuple[int, int, StepOptions], StaticState] | None = None
 
     @classmethod
@@ -191,14 +189,13 @@ class Generator:
         *,
         device: str | torch.device | None = None,
         dtype: str | None = None,
-        batch_size: int | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> Self:
         """Load a model folder, ours or Hugging Face's (GPT-2, LLaMA); `dtype` None: as stored."""
         path = locate_model(folder)
         placed, precision = resolve_device_and_dtype(device, dtype)
         model = load_as(path, CausalLM, dtype=precision, device=placed)
-        return cls(model, load_tokenizer(path), batch_size=batch_size, notify=notify)
+        return cls(model, load_tokenizer(path), notify=notify)
 
     def generate(
         self,
@@ -311,8 +308,7 @@ class Generator:
         order = sorted(range(len(encoded)), key=lambda index: (-len(encoded[index].token_ids), index))
         while order:
             row_bytes = self._compute_sequence_bytes(compute_cache_columns([encoded[index] for index in order]))
-            max_rows = compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS)
-            size = max(1, max_rows if self.batch_size is None else self.batch_size)
+            size = max(1, compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS))
             indices, order = order[:size], order[size:]
             batch = [encoded[index] for index in indices]
             for i, finished, detokenizer in self._run_batch(batch, options, should_stop):

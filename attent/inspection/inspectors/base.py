@@ -1,9 +1,10 @@
 """The base class of all inspectors: one recorded forward pass, reduced to what a page can hold, as a document."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -132,8 +133,12 @@ class Inspector(Generic[ModelT]):
         budget = PageBudget.from_layers(observed, sides)
         recorded: dict[str, dict[str, Any]] = {}
         layers: list[dict[str, Any]] = []
-        observers = [budget.make_observer(path, sides, recorded, should_stop) for path in observed]
-        with attach_observers(observed.values(), observers):
+
+        def observe(path: str, record: AttentionRecord) -> None:  # the weights of all layers may not fit in memory
+            check_cancelled(should_stop)
+            recorded[path] = budget.pack_layer(path, sides, record)
+
+        with attach_observers(observed.values(), [partial(observe, path) for path in observed]):
             yield layers
         layers += [recorded[path] for path in observed]
 
@@ -160,27 +165,15 @@ class PageBudget:
         is_whole = len(dense) == len(sizes)
         return cls(dense_layers=dense, weights_per_row=per_row, include_qkv=is_whole and num_values <= MAX_QKV_VALUES)
 
-    def make_observer(
-        self,
-        path: str,
-        sides: Mapping[str, TraceSide],
-        recorded: dict[str, dict[str, Any]],
-        should_stop: StopCheck | None = None,
-    ) -> Callable[[AttentionRecord], None]:
-        """Return an observer that packs a layer at once: the weights of all layers may not fit in memory together."""
+    def pack_layer(self, path: str, sides: Mapping[str, TraceSide], record: AttentionRecord) -> dict[str, Any]:
         names = get_side_names(path, sides)
         shape = (len(sides[names[0]].tokens), len(sides[names[1]].tokens))
-
-        def observer(record: AttentionRecord) -> None:
-            check_cancelled(should_stop)
-            weights = record.weights.float().cpu()
-            shown = weights[0, :, : shape[0], : shape[1]]  # without the padding of a front-end
-            top_k = None if path in self.dense_layers else self.weights_per_row
-            recorded[path] = build_layer(path, names, shown, **get_layer_info(record), top_k=top_k)
-            if record.score_weight is None and self.include_qkv and shown.shape == weights.shape[1:]:
-                recorded[path] |= pack_qkv(record, 0, shape)
-
-        return observer
+        weights = record.weights.float().cpu()
+        shown = weights[0, :, : shape[0], : shape[1]]  # without the padding of a front-end
+        top_k = None if path in self.dense_layers else self.weights_per_row
+        layer = build_layer(path, names, shown, **get_layer_info(record), top_k=top_k)
+        has_qkv = record.score_weight is None and self.include_qkv and shown.shape == weights.shape[1:]
+        return layer | pack_qkv(record, 0, shape) if has_qkv else layer
 
 
 def mark_masked_heads(layers: Iterable[dict[str, Any]], parts: Sequence[ModelPart]) -> None:
