@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from attent import settings
-from attent.data.augment import TAGS
 from attent.decoding.options import InputError
 from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_side_file, read_tokenizer
 from attent.nn.devices import choose_device
@@ -60,11 +59,6 @@ def read_data_settings(folder: Path | None) -> dict[str, Any]:
         data = {} if content is None else settings.parse_toml(content, f"{folder}/run.toml").get("data")
         return data if isinstance(data, dict) else {}
     return {}
-
-
-def is_trained_with_tags(folder: Path | None) -> bool:
-    """True if training has taught the model to copy the inline tags of `attent.data.formats.placeholders`."""
-    return any(str(item).startswith(f"{TAGS}=") for item in read_data_settings(folder).get("augment", ()))
 
 
 def resolve_target_lang(to: str | None, known: tuple[str, ...], model: Path) -> str | None:

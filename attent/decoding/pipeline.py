@@ -17,6 +17,7 @@ from typing import Any, Protocol, TextIO, cast
 
 import torch
 
+from attent.data.augment import TAGS
 from attent.data.formats.tmx import list_languages
 from attent.data.formats.units import InlineCode, InlineContent, TransferredContent, get_display_text
 from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguageMismatchError, LanguagePair
@@ -25,7 +26,7 @@ from attent.decoding.alignment import AlignmentError, find_cross_layers
 from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
 from attent.decoding.input_lines import LineBlock, LineSource
-from attent.decoding.loading import is_trained_with_tags, read_data_settings
+from attent.decoding.loading import read_data_settings
 from attent.decoding.markup import project_codes, remove_codes, select_links
 from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, SearchOptions, StopCheck
 from attent.decoding.output_format import OutputFormat
@@ -330,6 +331,7 @@ def pretranslate_document(
     """Fill in the missing translations of a PO, XLIFF or TMX file, or translate a document of another format."""
     requested, own = LanguagePair(pipeline.source_lang, tgt), LanguagePair(*pipeline.languages)
     is_tmx = file.name.lower().endswith(".tmx")
+    augmented = read_data_settings(pipeline.translator.folder).get("augment", ())
     if not is_tmx:  # a TMX file gets new variants with the region of the target
         own = ANY_LANGUAGES.fill_open_sides(own.source, own.target)
     try:
@@ -340,7 +342,7 @@ def pretranslate_document(
             str(file),
             lambda texts: translate_document_texts(pipeline, texts, progress),
             transfer=lambda contents: transfer_markup(pipeline, contents, progress),
-            copies_tags=is_trained_with_tags(pipeline.translator.folder),
+            copies_tags=any(str(item).startswith(f"{TAGS}=") for item in augmented),
             src=requested.source or own.source,
             tgt=requested.target or own.target,
             fields=fields,

@@ -5,7 +5,6 @@ does not arrive within `HEADER_TIMEOUT`.
 """
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -104,12 +103,6 @@ def share_devices(config: ServiceConfig, workers: int | None, devices: Sequence[
     threads = config.device.threads or max(1, (os.cpu_count() or 1) // count)
     names = [devices[index % len(devices)] if devices else config.device.device for index in range(count)]
     return [replace(config, device=replace(config.device, device=name, threads=threads)) for name in names]
-
-
-def configure_logging(verbose: bool) -> None:
-    """Log to stderr: problems, and with `verbose` each request, without its text."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("attent.serving").setLevel(logging.INFO if verbose else logging.WARNING)
 
 
 # --- the HTTP server -------------------------------------------------------------------------------------------------

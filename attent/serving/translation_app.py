@@ -123,8 +123,7 @@ def build_openapi(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, A
     paths: dict[str, dict[str, Any]] = {}
     for index, endpoint in enumerate(endpoints):
         body, response = (schemas.get(((index, side), "validation"), {}) for side in ("body", "response"))
-        operation = build_operation(endpoint, body) | {"responses": build_responses(endpoint, response)}
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = build_operation(endpoint, body, response)
     return {
         "openapi": "3.1.0",
         "info": {"title": "attent", "version": version},
@@ -136,16 +135,20 @@ def build_openapi(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, A
     }
 
 
-def build_operation(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+def build_operation(endpoint: Endpoint, body: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any]:
     path_names = [part.strip("{}") for part in endpoint.path.split("/") if part.startswith("{")]
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in path_names
     ]
+    content = {} if endpoint.status == 204 else {endpoint.media_type: {"schema": response}}
+    content |= {"text/event-stream": {}} if endpoint.can_stream else {}
+    errors = {str(status): {"description": text} for status, text in ERROR_STATUSES.items()}
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
         "operationId": f"{endpoint.method.lower()}{endpoint.path.replace('/', '_').replace('{', '').replace('}', '')}",
         "parameters": parameters,
+        "responses": {str(endpoint.status): {"description": "Success.", "content": content}, **errors},
     }
     if endpoint.body is not None and endpoint.method == "GET":
         schema = endpoint.body.model_json_schema()
@@ -154,17 +157,9 @@ def build_operation(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, An
             for name, field in schema["properties"].items()
         ]
     elif endpoint.body is not None:
-        content = {kind: {"schema": body} for kind in endpoint.content_types}
-        operation["requestBody"] = {"required": True, "content": content}
+        contents = {kind: {"schema": body} for kind in endpoint.content_types}
+        operation["requestBody"] = {"required": True, "content": contents}
     return operation
-
-
-def build_responses(endpoint: Endpoint, schema: Mapping[str, Any]) -> dict[str, Any]:
-    content = {} if endpoint.status == 204 else {endpoint.media_type: {"schema": schema}}
-    content |= {"text/event-stream": {}} if endpoint.can_stream else {}
-    success = {"description": "Success.", "content": content}
-    errors = {str(status): {"description": text} for status, text in ERROR_STATUSES.items()}
-    return {str(endpoint.status): success, **errors}
 
 
 def render_documentation(endpoints: Sequence[Endpoint], document: dict[str, Any]) -> str:
