@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from attent.cli import shared
 from attent.cli.shared import TextInputFlags, check_positive, flag
+from attent.decoding.output_format import replace_line_breaks
 
 if TYPE_CHECKING:
     from attent.decoding.predictor import Classification
@@ -42,8 +43,6 @@ def classify(
 
 
 def format_line(text: str, prediction: "Classification", flags: ClassifyFlags) -> str:
-    from attent.decoding.output_format import replace_line_breaks
-
     probabilities = list(prediction.probabilities.items())
     if flags.json:
         labels = {label: round(probability, 6) for label, probability in probabilities}

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from attent.cli import shared
 from attent.cli.shared import TextInputFlags, check_positive, flag, print_message
+from attent.decoding.output_format import replace_line_breaks
 
 if TYPE_CHECKING:
     from attent.decoding.predictor import FilledText, Predictor
@@ -54,8 +55,6 @@ def fill_block(predictor: "Predictor", block: shared.TextBlock, top: int) -> "It
 
 
 def format_text(filled: "FilledText", top: int) -> str:
-    from attent.decoding.output_format import replace_line_breaks
-
     if top == 1 or not filled.masks:
         return replace_line_breaks(filled.text)
     rows = [

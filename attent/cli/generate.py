@@ -12,9 +12,9 @@ from cyclopts import CycloptsError, Parameter
 from attent.cli import shared
 from attent.cli.shared import STDIN_NAMES, derive_flags, flag, prepare_loading, use_flag_names
 from attent.decoding.options import DeviceOptions, DtypeName, GenerationOptions, InputError
+from attent.decoding.output_format import format_json_line, replace_line_breaks
 
 if TYPE_CHECKING:
-    from attent.cli.shared import ProgressDisplay
     from attent.decoding.generation.generator import Generation, Generator
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is not UTF-8
@@ -55,14 +55,13 @@ def generate(
     shared.check_positive("generate", threads=flags.threads)
     if problem := find_usage_error(prompt, flags):
         raise CycloptsError(msg=problem, command_chain=("generate",))
-    from attent.cli.shared import ProgressDisplay, use_utf8
     from attent.decoding.generation.generator import GenerationError, Generator, PromptTooLongError
 
-    use_utf8(sys.stdout)
+    shared.use_utf8(sys.stdout)
     set_options = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
     with shared.raise_usage_errors("generate", GenerationOptions):
         options = GenerationOptions(**({"seed": secrets.randbelow(MAX_SEED)} | set_options))
-    with ProgressDisplay(sys.stderr) as progress:
+    with shared.ProgressDisplay(sys.stderr) as progress:
         if prompt is None and flags.file is None and sys.stdin.isatty():
             raise InputError(f'there must be a prompt, but none is given; write: attent generate {model} "Once upon"')
         prepare_loading(model, flags.threads)
@@ -118,7 +117,7 @@ class GenerateCommand:
         separator = "\n" if self.flags.json else f"\n{TEXT_SEPARATOR}\n"
         print(*map(self.format_item, generations), sep=separator, flush=True)
 
-    def generate_from_lines(self, progress: "ProgressDisplay") -> None:
+    def generate_from_lines(self, progress: shared.ProgressDisplay) -> None:
         """Continue each line; each block is written as soon as it is done."""
         from attent.decoding.generation.generator import PromptTooLongError
         from attent.decoding.input_lines import build_line_source, open_input
@@ -140,16 +139,12 @@ class GenerateCommand:
                 progress.print_message(f"{source.name}: is empty, there is nothing to continue")
 
     def write_block(self, prompts: list[str], first_index: int) -> None:
-        from attent.decoding.output_format import replace_line_breaks
-
         for generations in self.generator.generate(prompts, self.options, first_index=first_index):
             for text in map(self.format_item, generations):
                 print(text if self.flags.json else replace_line_breaks(text))
         sys.stdout.flush()
 
     def format_item(self, generation: "Generation") -> str:
-        from attent.decoding.output_format import format_json_line
-
         if not self.flags.json:
             return generation.prompt + generation.text if self.flags.echo else generation.text
         return format_json_line(

@@ -18,7 +18,6 @@ from attent.decoding.options import InputError, PhraseConstraints, SearchOptions
 from attent.decoding.output_format import AlignmentFormat, OutputFormat, OutputType
 
 if TYPE_CHECKING:
-    from attent.cli.shared import ProgressDisplay
     from attent.decoding.input_lines import LineSource
     from attent.decoding.pipeline import TranslationPipeline
 
@@ -122,13 +121,12 @@ def check_usage(file: Path | None, flags: TranslateFlags) -> None:
 
 
 def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None:
-    from attent.cli.shared import ProgressDisplay, use_utf8
     from attent.decoding.input_lines import build_line_source, open_input
     from attent.decoding.pipeline import translate_lines, warn_of_requested_languages
     from attent.storage.manifest import check_outputs
 
-    use_utf8(sys.stdout)
-    with open_input(file, sys.stdin.buffer) as stream, ProgressDisplay(sys.stderr) as progress:
+    shared.use_utf8(sys.stdout)
+    with open_input(file, sys.stdin.buffer) as stream, shared.ProgressDisplay(sys.stderr) as progress:
         check_files(file, stream, flags)
         inputs = [model, *flags.ensemble, flags.glossary, flags.reverse]
         check_outputs([flags.output], inputs)
@@ -154,7 +152,7 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
 
 
 def build_pipeline(
-    model: Path, options: SearchOptions, flags: TranslateFlags, progress: ProgressDisplay | None
+    model: Path, options: SearchOptions, flags: TranslateFlags, progress: shared.ProgressDisplay | None
 ) -> TranslationPipeline:
     from attent.decoding.glossary import Glossary
     from attent.decoding.loading import read_data_settings, resolve_target_lang
@@ -199,7 +197,12 @@ def build_pipeline(
 
 
 def run_on_ray(
-    model: Path, file: Path, lines: LineSource, options: SearchOptions, flags: TranslateFlags, progress: ProgressDisplay
+    model: Path,
+    file: Path,
+    lines: LineSource,
+    options: SearchOptions,
+    flags: TranslateFlags,
+    progress: shared.ProgressDisplay,
 ) -> None:
     from attent.decoding.ray_translate import compute_fingerprint, translate_with_ray
     from attent.storage.atomic import is_stream
@@ -262,7 +265,7 @@ def check_files(file: Path | None, stream: BinaryIO, flags: TranslateFlags) -> N
             raise InputError(f"{file}: its translation is no text for a terminal; name a file with --output")
 
 
-def select_output(path: Path | None, progress: ProgressDisplay) -> AbstractContextManager[TextIO]:
+def select_output(path: Path | None, progress: shared.ProgressDisplay) -> AbstractContextManager[TextIO]:
     from attent.storage.atomic import is_same_file, open_output
 
     if path is None or path == STDIN or is_same_file(path.expanduser(), sys.stdout):  # /dev/stdout as well
@@ -271,7 +274,7 @@ def select_output(path: Path | None, progress: ProgressDisplay) -> AbstractConte
 
 
 def write_document(
-    pipeline: TranslationPipeline, content: bytes, file: Path, flags: TranslateFlags, progress: ProgressDisplay
+    pipeline: TranslationPipeline, content: bytes, file: Path, flags: TranslateFlags, progress: shared.ProgressDisplay
 ) -> None:
     from attent.data.pairs import LanguagePair
     from attent.data.pretranslate_report import format_bilingual, format_report
