@@ -415,7 +415,7 @@ def test_live_page_gets_the_flags_and_announces_its_address(
     served: dict[str, Any] = {}
     opened: list[str] = []
     monkeypatch.setattr(look, "open_in_browser", opened.append)
-    monkeypatch.setattr("attent.serving.look_document.create_live_app", lambda _, **flags: served.update(flags))
+    monkeypatch.setattr("attent.serving.live_page.create_live_app", lambda _, **flags: served.update(flags))
     monkeypatch.setattr("attent.serving.run.serve_app", lambda _, **flags: served.update(flags))
     assert cli.main(["look", str(folder_copy)]) == 0
     assert (served["to"], served["examples"], served["port"]) == (None, [], None)
