@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 
 from attent.data.images import ImageShape, read_image
-from attent.decoding.loading import (
-    batch_by_length,
-    check_tokenizer_size,
-    load_tokenizer,
-    pad_token_ids,
-    resolve_device_and_dtype,
-)
+from attent.decoding import loading
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
 from attent.interop import load as load_model
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
@@ -93,7 +87,7 @@ class Predictor:
                 raise AttentError(
                     f"{name}: must have a tokenizer to read texts, but has none; load both from one folder"
                 )
-            check_tokenizer_size(tokenizer.source.size, model.config.vocab, f"{name}: its tokenizer")
+            loading.check_tokenizer_size(tokenizer.source.size, model.config.vocab, f"{name}: its tokenizer")
         self.model, self.tokenizer, self.name, self.notify = model, tokenizer, name, notify
         self.notified: set[str] = set()
 
@@ -108,9 +102,9 @@ class Predictor:
     ) -> Self:
         """Load a folder of attent or Hugging Face; `dtype` None: float32."""
         path = locate_model(folder)
-        placed, precision = resolve_device_and_dtype(device, dtype or "float32")
+        placed, precision = loading.resolve_device_and_dtype(device, dtype or "float32")
         model = load_model(path, dtype=precision, device=placed)
-        tokenizer = None if isinstance(model, VisionTransformer) else load_tokenizer(path)
+        tokenizer = None if isinstance(model, VisionTransformer) else loading.load_tokenizer(path)
         return cls(model, tokenizer, name=str(folder), notify=notify)
 
     # --- predictions -------------------------------------------------------------------------------------------------
@@ -291,14 +285,14 @@ class Predictor:
         batch_tokens = CPU_BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS
         results: dict[int, T] = {}
         with eval_mode(self.model), torch.inference_mode():
-            for indices in batch_by_length([len(row.token_ids) for row in rows], batch_tokens):
+            for indices in loading.batch_by_length([len(row.token_ids) for row in rows], batch_tokens):
                 batch = [rows[index] for index in indices]
                 results |= dict(zip(indices, process(batch, self._compute_states(batch)), strict=True))
         return [results[index] for index in range(len(rows))]
 
     def _compute_states(self, batch: Sequence[TokenizedText]) -> Tensor:
         model = self.model
-        ids, lengths = pad_token_ids([row.token_ids for row in batch], self.device, self._vocabulary.pad)
+        ids, lengths = loading.pad_token_ids([row.token_ids for row in batch], self.device, self._vocabulary.pad)
         if isinstance(model, TextEncoder):
             return model(ids, lengths)
         if isinstance(model, Seq2Seq):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, Unpack, get_args, o
 import torch
 from torch import Tensor
 
+from attent.decoding import loading
 from attent.decoding.alignment import Alignment, AlignmentError, align_rows, concatenate_alignments, load_selection
 from attent.decoding.constraints import NEG_INF, TargetVocabulary, build_constraints, has_loop
 from attent.decoding.constraints.phrase_automaton import find_phrase
@@ -33,15 +34,6 @@ from attent.decoding.engines.reference import SearchCancelled, SearchSession, To
 from attent.decoding.ensemble import Ensemble, check_tokenizers
 from attent.decoding.forced_decoding import EncodedPair
 from attent.decoding.glossary import Glossary, Phrases, TermPlacement, translate_terms
-from attent.decoding.loading import (
-    DTYPES,
-    check_model_exists,
-    check_tokenizer_size,
-    compute_max_rows,
-    load_tokenizer,
-    read_data_settings,
-    resolve_device_and_dtype,
-)
 from attent.decoding.options import (
     NO_CONSTRAINTS,
     EngineName,
@@ -202,8 +194,8 @@ class Translator:
         use_gpu_engine   the fused GPU engine and CUDA graphs; keeps some GPU memory for the next call
         notify           receives messages for the user, such as that another engine is used
         """
-        check_tokenizer_size(tokenizer.source.size, model.config.vocab, "the tokenizer of the source")
-        check_tokenizer_size(tokenizer.target.size, model.config.output_vocab, "the tokenizer of the target")
+        loading.check_tokenizer_size(tokenizer.source.size, model.config.vocab, "the tokenizer of the source")
+        loading.check_tokenizer_size(tokenizer.target.size, model.config.output_vocab, "the tokenizer of the target")
         if batch_tokens is not None and batch_tokens < 1:
             raise TranslationError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
@@ -251,18 +243,18 @@ class Translator:
             raise TranslationError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r}")
         paths = [locate_model(folder) for folder in folders]
         for path in paths:
-            check_model_exists(path)
+            loading.check_model_exists(path)
         if threads is not None:
             torch.set_num_threads(threads)
         models = [load_as(path, Seq2Seq) for path in paths]
-        tokenizers = [load_tokenizer(path, src, tgt) for path in paths]
+        tokenizers = [loading.load_tokenizer(path, src, tgt) for path in paths]
         check_tokenizers(tokenizers, [str(path) for path in paths])
-        placed, precision = resolve_device_and_dtype(device, dtype)
+        placed, precision = loading.resolve_device_and_dtype(device, dtype)
         model = models[0] if len(models) == 1 else Ensemble(models)
         # Rounding errors of a recurrent state accumulate, and cuDNN's LSTM does not compute in bfloat16.
         is_recurrent = any(isinstance(each.decoder, LSTMDecoder) for each in models)
         default = "float32" if is_recurrent else choose_dtype(placed, engine)
-        model = model.to(device=placed, dtype=precision or DTYPES[default]).eval()
+        model = model.to(device=placed, dtype=precision or loading.DTYPES[default]).eval()
         return cls(
             model,
             tokenizers[0],
@@ -590,7 +582,7 @@ class Translator:
     @cached_property
     def _raised_max_tokens(self) -> int:
         """`data.max_tokens` of the training run if it was raised above the default, else 0."""
-        tokens = read_data_settings(self.folder).get("max_tokens")
+        tokens = loading.read_data_settings(self.folder).get("max_tokens")
         return tokens if isinstance(tokens, int) and tokens > DEFAULT_MAX_TOKENS else 0
 
     def _count_special_tokens(self, to: str | None) -> int:
@@ -626,7 +618,7 @@ class Translator:
     @cached_property
     def context(self) -> int:
         """The number of preceding sentences that the model was trained to use."""
-        return read_data_settings(self.folder).get("context", 1) if has_separator(self.tokenizer.source) else 0
+        return loading.read_data_settings(self.folder).get("context", 1) if has_separator(self.tokenizer.source) else 0
 
     def _split_contexts(self, texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
         """Return the context of each text and the texts, of a model that was trained with context."""
@@ -957,7 +949,7 @@ class Translator:
         )
         key_bytes_per_token *= len(self._members)
         row_bytes = 16 * config.output_vocab + 4 * key_bytes_per_token * (source + target)  # logits and KV cache
-        return max(1, compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
+        return max(1, loading.compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
 
     def _notify_once(self, message: str) -> None:
         with self._locks.notify_lock:

@@ -16,17 +16,6 @@ import torch
 
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation import loop
-from attent.decoding.generation.loop import (
-    EncodedPrompt,
-    FinishedSequence,
-    FinishReason,
-    GenerationContext,
-    GenerationLoop,
-    GenerationState,
-    StaticState,
-    StepOptions,
-    compute_cache_columns,
-)
 from attent.decoding.loading import check_tokenizer_size, compute_max_rows, load_tokenizer, resolve_device_and_dtype
 from attent.decoding.options import GenerationOptions, StopCheck
 from attent.decoding.translator import check_list_of_strings
@@ -148,7 +137,7 @@ class Generation:
     text: str  # up to the end, or to the stop string
     token_ids: tuple[int, ...]  # without the end token; up to the token that completes a stop string
     log_prob: float  # sum over these tokens and the end token if there is one
-    finish_reason: FinishReason  # end: end token; stop: stop string; length: truncated
+    finish_reason: loop.FinishReason  # end: end token; stop: stop string; length: truncated
 
 
 class Generator:
@@ -180,7 +169,7 @@ class Generator:
             check_tokenizer_size(vocabulary.size, vocab)
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
         self.use_cuda_graphs, self._notify = use_cuda_graphs, notify
-        self._static_state: tuple[tuple[int, int, StepOptions], StaticState] | None = None
+        self._static_state: tuple[tuple[int, int, loop.StepOptions], loop.StaticState] | None = None
 
     @classmethod
     def load(
@@ -226,16 +215,16 @@ class Generator:
         row = self.encode_prompt(prompt)
         limit = self._compute_max_new_tokens([row], options, 0)[0]
         key = derive_rng_key(options.seed, 0, 0)
-        encoded = EncodedPrompt(token_ids=row, max_new_tokens=limit, rng_key=key)
+        encoded = loop.EncodedPrompt(token_ids=row, max_new_tokens=limit, rng_key=key)
         detokenizer = IncrementalDetokenizer(self.vocabulary, row, options.stop)
         with eval_mode(self.model):
-            loop = self._start_loop([encoded], self._build_step_options(options))
-            while loop.unfinished and not detokenizer.is_stopped:
-                loop.run_steps()
-                for _, tokens in loop.pop_new_tokens():
-                    pieces = (detokenizer.add_token(token) for token in tokens if token not in loop.end_ids)
+            running = self._start_loop([encoded], self._build_step_options(options))
+            while running.unfinished and not detokenizer.is_stopped:
+                running.run_steps()
+                for _, tokens in running.pop_new_tokens():
+                    pieces = (detokenizer.add_token(token) for token in tokens if token not in running.end_ids)
                     yield from filter(None, pieces)
-                loop.pop_finished()
+                running.pop_finished()
         if rest := detokenizer.flush():
             yield rest
 
@@ -299,7 +288,7 @@ class Generator:
     ) -> list[list[Generation]]:
         n = options.n
         encoded = [
-            EncodedPrompt(token_ids=row, max_new_tokens=limit, rng_key=derive_rng_key(options.seed, index, sample))
+            loop.EncodedPrompt(token_ids=row, max_new_tokens=limit, rng_key=derive_rng_key(options.seed, index, sample))
             for index, (row, limit) in enumerate(zip(rows, max_new_tokens, strict=True), first_index)
             for sample in range(n)
         ]
@@ -307,7 +296,7 @@ class Generator:
         # Prompts of similar length, longest first: too little memory then shows at once.
         order = sorted(range(len(encoded)), key=lambda index: (-len(encoded[index].token_ids), index))
         while order:
-            row_bytes = self._compute_sequence_bytes(compute_cache_columns([encoded[index] for index in order]))
+            row_bytes = self._compute_sequence_bytes(loop.compute_cache_columns([encoded[index] for index in order]))
             size = max(1, compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS))
             indices, order = order[:size], order[size:]
             batch = [encoded[index] for index in indices]
@@ -331,28 +320,28 @@ class Generator:
         return [[generations[index * n + sample] for sample in range(n)] for index in range(len(prompts))]
 
     def _run_batch(
-        self, prompts: Sequence[EncodedPrompt], options: GenerationOptions, should_stop: StopCheck | None
-    ) -> Iterator[tuple[int, FinishedSequence, IncrementalDetokenizer | None]]:
+        self, prompts: Sequence[loop.EncodedPrompt], options: GenerationOptions, should_stop: StopCheck | None
+    ) -> Iterator[tuple[int, loop.FinishedSequence, IncrementalDetokenizer | None]]:
         """Yield (index, sequence, its detokenizer); texts are decoded on the way only to find stop strings."""
-        loop = self._start_loop(prompts, self._build_step_options(options))
+        running = self._start_loop(prompts, self._build_step_options(options))
         stop = options.stop
         detokenizers = [IncrementalDetokenizer(self.vocabulary, p.token_ids, stop) for p in prompts] if stop else []
-        while loop.unfinished:
+        while running.unfinished:
             if should_stop is not None and should_stop():
                 raise SearchCancelled
-            loop.run_steps()
-            for index, tokens in loop.pop_new_tokens() if detokenizers else ():
+            running.run_steps()
+            for index, tokens in running.pop_new_tokens() if detokenizers else ():
                 for token in tokens:
-                    if token not in loop.end_ids:
+                    if token not in running.end_ids:
                         detokenizers[index].add_token(token)
                 if detokenizers[index].is_stopped:
-                    loop.stop_prompt(index)
-            for index, finished in loop.pop_finished():
+                    running.stop_prompt(index)
+            for index, finished in running.pop_finished():
                 yield index, finished, detokenizers[index] if detokenizers else None
 
-    def _build_step_options(self, options: GenerationOptions) -> StepOptions:
+    def _build_step_options(self, options: GenerationOptions) -> loop.StepOptions:
         sampling = None if options.sampling is None else replace(options.sampling, seed=0)
-        return StepOptions(end_ids=self.end_ids, suppressed_tokens=self._suppressed_tokens, sampling=sampling)
+        return loop.StepOptions(end_ids=self.end_ids, suppressed_tokens=self._suppressed_tokens, sampling=sampling)
 
     @property
     def _suppressed_tokens(self) -> tuple[int, ...]:
@@ -360,23 +349,23 @@ class Generator:
         unnamed = range(self.vocabulary.size, self.model.config.vocab)
         return tuple(token for token in unnamed if token not in self.end_ids)
 
-    def _start_loop(self, prompts: Sequence[EncodedPrompt], options: StepOptions) -> GenerationLoop:
-        context = GenerationContext.from_options(options, self.device)
-        state: GenerationState
+    def _start_loop(self, prompts: Sequence[loop.EncodedPrompt], options: loop.StepOptions) -> loop.GenerationLoop:
+        context = loop.GenerationContext.from_options(options, self.device)
+        state: loop.GenerationState
         if self.use_cuda_graphs and loop.can_capture_graphs(self.device):
-            state = self._get_static_state(len(prompts), compute_cache_columns(prompts), context)
+            state = self._get_static_state(len(prompts), loop.compute_cache_columns(prompts), context)
             state.load_prompts(prompts)
         else:
             state = loop.DynamicState(self.model, prompts, context)
-        return GenerationLoop(prompts, state, options.end_ids)
+        return loop.GenerationLoop(prompts, state, options.end_ids)
 
-    def _get_static_state(self, rows: int, columns: int, context: GenerationContext) -> StaticState:
+    def _get_static_state(self, rows: int, columns: int, context: loop.GenerationContext) -> loop.StaticState:
         max_columns = self.model.decoder.positions.max_length or columns + loop.GRAPH_COLUMNS
         capacity = min(-(-columns // loop.GRAPH_COLUMNS) * loop.GRAPH_COLUMNS, max_columns)
         key = (rows, capacity, context.options)
         if self._static_state is None or self._static_state[0] != key:
             self._static_state = None  # frees its memory before more is allocated
-            self._static_state = (key, StaticState(self.model, rows, capacity, context))
+            self._static_state = (key, loop.StaticState(self.model, rows, capacity, context))
         return self._static_state[1]
 
     def _compute_sequence_bytes(self, columns: int) -> int:

@@ -15,19 +15,8 @@ from torch import Tensor, nn
 from attent.decoding.alignment import attach_observers
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions, StopCheck
+from attent.inspection import attention_trace as trace
 from attent.inspection.ablate import ModelPart, mask_heads
-from attent.inspection.attention_trace import (
-    AttentionKind,
-    TraceSide,
-    build_display_token,
-    build_document,
-    build_layer,
-    get_layer_info,
-    get_side_names,
-    pack_array,
-    pack_qkv,
-    select_attention_layers,
-)
 from attent.inspection.head_stats import measure_document_heads
 from attent.models import Model, Seq2Seq
 from attent.models.config import get_stack_configs
@@ -64,7 +53,7 @@ class InspectionRequest:
     search: SearchOptions = field(default_factory=SearchOptions)
     prefix: tuple[int, ...] = ()  # forced first tokens of the translation
     masked_parts: tuple[ModelPart, ...] = ()
-    kind: AttentionKind | None = None  # record only this kind of attention
+    kind: trace.AttentionKind | None = None  # record only this kind of attention
     layers: tuple[int, ...] | None = None  # record only these layers of each stack
     max_tokens: int | None = None  # of the text; time and memory grow with its square
 
@@ -72,7 +61,7 @@ class InspectionRequest:
 @dataclass(frozen=True, kw_only=True)
 class RecordedPass:
     title: str
-    sides: Mapping[str, TraceSide]
+    sides: Mapping[str, trace.TraceSide]
     layers: list[dict[str, Any]]
     sections: dict[str, Any]
 
@@ -102,7 +91,7 @@ class Inspector(Generic[ModelT]):
             recorded = self._run(request, should_stop)
         check_cancelled(should_stop)
         mark_masked_heads(recorded.layers, request.masked_parts)
-        document = build_document(recorded.title, recorded.sides, recorded.layers)
+        document = trace.build_document(recorded.title, recorded.sides, recorded.layers)
         document |= {"model": self.get_model_info()} | recorded.sections
         document["head_stats"] = self.head_stats or measure_document_heads(document)
         return document | self._get_model_sections()
@@ -112,7 +101,7 @@ class Inspector(Generic[ModelT]):
 
     def build_model_document(self, title: str) -> dict[str, Any]:
         """Return a document without an input: model, positions, head statistics."""
-        document = build_document(title, {}, []) | {"model": self.get_model_info()} | self._get_model_sections()
+        document = trace.build_document(title, {}, []) | {"model": self.get_model_info()} | self._get_model_sections()
         return document if self.head_stats is None else document | {"head_stats": self.head_stats}
 
     def get_model_info(self) -> dict[str, Any]:
@@ -125,10 +114,10 @@ class Inspector(Generic[ModelT]):
 
     @contextmanager
     def record_layers(
-        self, sides: Mapping[str, TraceSide], request: InspectionRequest, should_stop: StopCheck | None = None
+        self, sides: Mapping[str, trace.TraceSide], request: InspectionRequest, should_stop: StopCheck | None = None
     ) -> Iterator[list[dict[str, Any]]]:
         """Record one forward pass in the `with` block, which fills the list; `should_stop` is polled at every layer."""
-        selected = select_attention_layers(self.model, "*", request.kind, request.layers)
+        selected = trace.select_attention_layers(self.model, "*", request.kind, request.layers)
         observed = {path: layer for path, layer in selected.items() if layer.heads}  # all heads may be pruned
         budget = PageBudget.from_layers(observed, sides)
         recorded: dict[str, dict[str, Any]] = {}
@@ -150,10 +139,10 @@ class PageBudget:
     include_qkv: bool
 
     @classmethod
-    def from_layers(cls, layers: Mapping[str, Attention], sides: Mapping[str, TraceSide]) -> Self:
+    def from_layers(cls, layers: Mapping[str, Attention], sides: Mapping[str, trace.TraceSide]) -> Self:
         sizes, rows, num_values = {}, {}, 0
         for path, layer in layers.items():
-            queries, keys = (len(sides[name].tokens) for name in get_side_names(path, sides))
+            queries, keys = (len(sides[name].tokens) for name in trace.get_side_names(path, sides))
             sizes[path], rows[path] = layer.heads * queries * keys, layer.heads * queries
             num_values += layer.heads * layer.head_width * (queries + 2 * keys)
         max_dense = MAX_IMAGE_WEIGHTS if any(side.image for side in sides.values()) else MAX_DENSE_WEIGHTS
@@ -165,15 +154,15 @@ class PageBudget:
         is_whole = len(dense) == len(sizes)
         return cls(dense_layers=dense, weights_per_row=per_row, include_qkv=is_whole and num_values <= MAX_QKV_VALUES)
 
-    def pack_layer(self, path: str, sides: Mapping[str, TraceSide], record: AttentionRecord) -> dict[str, Any]:
-        names = get_side_names(path, sides)
+    def pack_layer(self, path: str, sides: Mapping[str, trace.TraceSide], record: AttentionRecord) -> dict[str, Any]:
+        names = trace.get_side_names(path, sides)
         shape = (len(sides[names[0]].tokens), len(sides[names[1]].tokens))
         weights = record.weights.float().cpu()
         shown = weights[0, :, : shape[0], : shape[1]]  # without the padding of a front-end
         top_k = None if path in self.dense_layers else self.weights_per_row
-        layer = build_layer(path, names, shown, **get_layer_info(record), top_k=top_k)
+        layer = trace.build_layer(path, names, shown, **trace.get_layer_info(record), top_k=top_k)
         has_qkv = record.score_weight is None and self.include_qkv and shown.shape == weights.shape[1:]
-        return layer | pack_qkv(record, 0, shape) if has_qkv else layer
+        return layer | trace.pack_qkv(record, 0, shape) if has_qkv else layer
 
 
 def mark_masked_heads(layers: Iterable[dict[str, Any]], parts: Sequence[ModelPart]) -> None:
@@ -187,7 +176,7 @@ def mark_masked_heads(layers: Iterable[dict[str, Any]], parts: Sequence[ModelPar
 
 def describe_token(vocabulary: Vocabulary, token_id: int) -> dict[str, Any]:
     (piece,) = vocabulary.to_pieces([token_id])
-    return {"token": token_id, **asdict(build_display_token(vocabulary, token_id, piece))}
+    return {"token": token_id, **asdict(trace.build_display_token(vocabulary, token_id, piece))}
 
 
 def describe_predictions(
@@ -331,8 +320,8 @@ def describe_stack_positions(name: str, stack: Stack, length: int) -> dict[str, 
         "width": stack.config.width if values is None else values.shape[-1],
     }
     if values is not None:
-        entry["values"] = pack_array(values, "float16")
-    return entry | {"pairwise": pack_array(pairwise, "float16")}
+        entry["values"] = trace.pack_array(values, "float16")
+    return entry | {"pairwise": trace.pack_array(pairwise, "float16")}
 
 
 def compute_rotary_similarity(angles: Angles) -> tuple[Tensor, Tensor]:
