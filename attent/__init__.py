@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attent import nn
-    from attent.decoding.captioner import Captioner
     from attent.decoding.generation.generator import Generator
     from attent.decoding.predictor import Predictor
+    from attent.decoding.source_search import Captioner
     from attent.decoding.transcriber import Transcriber
     from attent.decoding.translator import Translator
+    from attent.inspection.ablate import mask_heads
     from attent.inspection.attention_trace import record
-    from attent.inspection.head_masking import mask_heads
     from attent.inspection.head_stats import measure_heads
     from attent.inspection.session import Inspection, look
     from attent.interop import load
@@ -43,7 +43,7 @@ __all__ = [
 # `import attent` and `attent --help` do not import torch.
 _PUBLIC_MODULES = {
     "AttentError": "attent.storage.errors",
-    "Captioner": "attent.decoding.captioner",
+    "Captioner": "attent.decoding.source_search",
     "Generator": "attent.decoding.generation.generator",
     "Inspection": "attent.inspection.session",
     "Predictor": "attent.decoding.predictor",
@@ -53,7 +53,7 @@ _PUBLIC_MODULES = {
     "distil": "attent.training.distillation",
     "load": "attent.interop",
     "look": "attent.inspection.session",
-    "mask_heads": "attent.inspection.head_masking",
+    "mask_heads": "attent.inspection.ablate",
     "measure_heads": "attent.inspection.head_stats",
     "nn": "attent.nn",
     "presets": "attent.models.presets",

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.min_length import MinLength
+from attent.decoding.constraints.token_rules import MinLength
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import SearchOptions, SearchRequest
 from attent.decoding.translator import CPU_MAX_ROWS, MAX_ROWS

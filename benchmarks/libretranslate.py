@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from attent.interop.export import convert_model
-from attent.serving.server import reserve_port
+from attent.serving.run import reserve_port
 from benchmarks.http_load import Answer, run_clients
 from benchmarks.serving import start_server
 from benchmarks.timing import describe_machine

@@ -23,7 +23,7 @@ from attent.decoding.options import SearchOptions
 from attent.decoding.translator import Translator
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors.base import InspectionRequest
-from attent.inspection.inspectors.translation import TranslationInspector
+from attent.inspection.inspectors.seq2seq import TranslationInspector
 from attent.models import build, presets
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.training.autoconfig import fit_to_tokenizer

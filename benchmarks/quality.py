@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from attent.data.pairs import LanguagePair
-from attent.decoding.mbr import compute_pairwise_chrf
 from attent.decoding.options import SearchOptions
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.pipeline import TranslationPipeline
+from attent.decoding.quality import compute_pairwise_chrf
 from attent.decoding.translator import Translator
 from attent.formatting import markdown_table
 from attent.scoring.pipeline import read_test_set

@@ -378,12 +378,12 @@ FAULTS = """
 + inputs = (self.q, self.k, self.v, self.mask, None, self.scale)
 
 # head masking ignores the bias
-@ inspection/head_masking.py::iter_linear_weights: inspection/test_head_masking.py
+@ inspection/ablate.py::iter_linear_weights: inspection/test_head_masking.py
 - if linear.bias is not None:
 + if False:
 
 # head masking not undone
-@ inspection/head_masking.py::mask_heads: inspection/test_head_masking.py
+@ inspection/ablate.py::mask_heads: inspection/test_head_masking.py
 - view.copy_(values)
 + pass
 
@@ -403,7 +403,7 @@ FAULTS = """
 + logits.log_softmax(-1).cpu()
 
 # inspector does not repeat a search that ended in a loop
-@ inspection/inspectors/translation.py::TranslationInspector._trace_search: inspection/test_translation_inspector.py
+@ inspection/inspectors/seq2seq.py::TranslationInspector._trace_search: inspection/test_translation_inspector.py
 - if has_loop(search_trace.hypotheses[0].token_ids) and not has_loop(search_request.source_ids):
 + if False:
 
@@ -1192,17 +1192,17 @@ FAULTS = """
 + search
 
 # detokenizer: incomplete character released
-@ decoding/generation/detokenizer.py::IncrementalDetokenizer.add_token: decoding/generation/test_detokenizer.py
+@ decoding/generation/generator.py::IncrementalDetokenizer.add_token: decoding/generation/test_detokenizer.py
 - if not text or text.endswith(INCOMPLETE_ENDINGS):
 + if not text:
 
 # detokenizer: text cut at the last stop word, not the first
-@ decoding/generation/detokenizer.py::IncrementalDetokenizer._release_text: decoding/generation/test_detokenizer.py
+@ decoding/generation/generator.py::IncrementalDetokenizer._release_text: decoding/generation/test_detokenizer.py
 - min((start + len(word), start) for
 + max((start + len(word), start) for
 
 # detokenizer: spaces lost between tokens
-@ decoding/generation/detokenizer.py::IncrementalDetokenizer._commit_pending: decoding/generation/test_detokenizer.py
+@ decoding/generation/generator.py::IncrementalDetokenizer._commit_pending: decoding/generation/test_detokenizer.py
 - self.context, self.pending_tokens = self.pending_tokens or self.context, []
 + self.context, self.pending_tokens = [], []
 
@@ -1237,7 +1237,7 @@ FAULTS = """
 + segments += [0] *
 
 # inspection: spectrogram upside down
-@ inspection/inspectors/speech.py::build_audio_side: inspection/test_front_end_inspectors.py -k spectrogram
+@ inspection/inspectors/front_ends.py::build_audio_side: inspection/test_front_end_inspectors.py -k spectrogram
 - frames[:num_frames].T.flip(0)
 + frames[:num_frames].T
 
@@ -1245,11 +1245,6 @@ FAULTS = """
 @ decoding/search_trace.py::trace_step: inspection/test_front_end_inspectors.py -k language_tag
 - step=prompt_length + step,
 + step=step,
-
-# inspection: idx images counted from 1
-@ inspection/inspectors/vision.py::load_pixels: inspection/test_vision_inspector.py -k idx
-- index = int(number)
-+ index = int(number) - 1
 
 # training: optimizer state not restored
 @ training/loop.py::Trainer.load_checkpoint: training/test_loop.py

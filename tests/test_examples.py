@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 import attent
 from attent.decoding.alignment import save_measured_selection, select_by_agreement
-from attent.decoding.batching import pad_token_ids
+from attent.decoding.loading import pad_token_ids
 from attent.decoding.translator import Translation
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import mirror_encoder

@@ -1,4 +1,4 @@
-"""`attent caption`: a text for each image. See `attent.decoding.captioner`."""
+"""`attent caption`: a text for each image. See `attent.decoding.source_search`."""
 
 import json as json_module
 import sys
@@ -9,23 +9,23 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from attent.cli.input_texts import prepare_loading
-from attent.cli.line_progress import print_message, use_utf8
-from attent.cli.search_flags import check_positive, derive_flags, flag, make_flags_class, raise_usage_errors
+from attent.cli import shared
 from attent.decoding.options import DeviceOptions, DtypeName, SearchOptions
 from attent.decoding.output_format import replace_line_breaks
 
-SEARCH_FLAGS = list(derive_flags(SearchOptions, exclude={"n_best", "beam_groups", "diversity_penalty"}))
-DerivedFlags: Any = make_flags_class(SEARCH_FLAGS, derive_flags(DeviceOptions, exclude=("engine", "batch_tokens")))
+SEARCH_FLAGS = list(shared.derive_flags(SearchOptions, exclude={"n_best", "beam_groups", "diversity_penalty"}))
+DerivedFlags: Any = shared.make_flags_class(
+    SEARCH_FLAGS, shared.derive_flags(DeviceOptions, exclude=("engine", "batch_tokens"))
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionFlags(DerivedFlags):  # type: ignore[misc]  # derived from the options
-    to: Annotated[str | None, flag("Common", "language, for a model of several")] = None
-    output: Annotated[Path | None, flag("Common", "output file; by default stdout", "--output", "-o")] = None
-    json: Annotated[bool, flag("Output", "print one JSON object per line")] = False
-    max_length: Annotated[int | None, flag("Search", "maximum tokens, by default 100")] = None
-    dtype: Annotated[DtypeName | None, flag("Device", "by default float32")] = None
+    to: Annotated[str | None, shared.flag("Common", "language, for a model of several")] = None
+    output: Annotated[Path | None, shared.flag("Common", "output file; by default stdout", "--output", "-o")] = None
+    json: Annotated[bool, shared.flag("Output", "print one JSON object per line")] = False
+    max_length: Annotated[int | None, shared.flag("Search", "maximum tokens, by default 100")] = None
+    dtype: Annotated[DtypeName | None, shared.flag("Device", "by default float32")] = None
 
 
 def caption(
@@ -38,25 +38,25 @@ def caption(
 
     attent caption runs/captions photo.jpg
     """
-    check_positive("caption", threads=flags.threads)
-    with raise_usage_errors("caption"):
+    shared.check_positive("caption", threads=flags.threads)
+    with shared.raise_usage_errors("caption"):
         options = SearchOptions(**{name: getattr(flags, name) for name, _, _ in SEARCH_FLAGS})
     from attent.data.images import ImageError, list_images
-    from attent.decoding.captioner import Captioner
+    from attent.decoding.source_search import Captioner
     from attent.storage.atomic import open_output
     from attent.storage.manifest import check_outputs
 
     files = [file for name in images for file in list_images(name.expanduser()) or [name]]
     check_outputs([flags.output], [model, *files])
-    prepare_loading(model, flags.threads)
+    shared.prepare_loading(model, flags.threads)
     captioner = Captioner.load(model, device=flags.device, dtype=flags.dtype)
     captioner.resolve_language(flags.to)  # fails before images are read
-    use_utf8(sys.stdout)
+    shared.use_utf8(sys.stdout)
     num_bad = 0
-    with nullcontext(sys.stdout) if flags.output is None else open_output(flags.output, print_message) as out:
+    with nullcontext(sys.stdout) if flags.output is None else open_output(flags.output, shared.print_message) as out:
         for file, result in zip(files, captioner.caption_all(files, options, to=flags.to), strict=True):
             if isinstance(result, ImageError):
-                print_message(str(result))
+                shared.print_message(str(result))
                 num_bad += 1
             elif flags.json:
                 fields = {"image": str(file), "text": result.text, "score": result.score}
@@ -65,5 +65,5 @@ def caption(
                 out.write(f"{file}\t{' '.join(replace_line_breaks(result.text).split())}\n")
             out.flush()
     if num_bad and len(files) > 1:
-        print_message(f"{num_bad:,} of {len(files):,} images could not be captioned")
+        shared.print_message(f"{num_bad:,} of {len(files):,} images could not be captioned")
     return 1 if num_bad else 0

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from attent.cli import input_texts
-from attent.cli.input_texts import TextInputFlags
-from attent.cli.search_flags import check_positive, flag
+from attent.cli import shared
+from attent.cli.shared import TextInputFlags, check_positive, flag
+from attent.decoding.output_format import replace_line_breaks
 
 if TYPE_CHECKING:
     from attent.decoding.predictor import Classification
@@ -34,17 +34,15 @@ def classify(
 
     attent classify runs/sst2 "A film to remember."
     """
-    check_positive("classify", threads=flags.threads, batch_tokens=flags.batch_tokens, top=flags.top)
-    predictor = input_texts.load_predictor(model, flags)
+    check_positive("classify", threads=flags.threads, top=flags.top)
+    predictor = shared.load_predictor(model, flags)
     predictor.require_labels()  # fails before anything is read
-    for texts in input_texts.read_inputs(predictor, items):
+    for texts in shared.read_inputs(predictor, items):
         for text, prediction in zip(texts, predictor.classify(texts), strict=True):
-            input_texts.print_result(format_line(text, prediction, flags))
+            shared.print_result(format_line(text, prediction, flags))
 
 
 def format_line(text: str, prediction: "Classification", flags: ClassifyFlags) -> str:
-    from attent.decoding.output_format import replace_line_breaks
-
     probabilities = list(prediction.probabilities.items())
     if flags.json:
         labels = {label: round(probability, 6) for label, probability in probabilities}

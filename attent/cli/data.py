@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import CycloptsError, Parameter
 
-from attent.cli.line_progress import ProgressDisplay, print_message
+from attent.cli.shared import ProgressDisplay, print_message
 from attent.data.builtin import BUILTIN_CORPORA
 from attent.data.corpus import ReadOptions, open_corpora
 from attent.data.pairs import CorpusError, LanguagePair

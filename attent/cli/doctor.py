@@ -14,11 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from attent import __version__
-from attent.formatting import format_count
+from attent.formatting import format_bytes, format_count
 from attent.storage.machine import count_usable_cores, measure_memory, read_text
 
 EXTRAS = ("serve", "hf", "viz", "images", "audio", "moses", "rouge", "ray")
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,8 @@ def check_machine(result: Examination) -> None:
         ("python", f"{platform.python_version()} ({platform.python_implementation()}), {system}"),
         ("processor", get_processor_name()),
         ("cores", f"{count_usable_cores()} of {os.cpu_count() or 1} usable"),
-        ("memory", f"{format_gib(free)} free of {format_gib(total)}"),
-        ("disk", f"{format_gib(disk)} free in this folder"),
+        ("memory", f"{format_bytes(free)} free of {format_bytes(total)}"),
+        ("disk", f"{format_bytes(disk)} free in this folder"),
     ]
 
 
@@ -115,7 +114,7 @@ def check_torch(result: Examination, has_driver: bool) -> None:
         memory = ""
         if kind == "cuda":
             free, total = torch.cuda.mem_get_info(index)
-            memory = f", {format_gib(free)} free of {format_gib(total)}"
+            memory = f", {format_bytes(free)} free of {format_bytes(total)}"
         result.rows.append((f"device {index}", f"{name} ({kind}){memory}"))
     precision = pick_precision(torch.device(kind))
     result.device = f"{devices[0] if devices else f'CPU, {threads}'}, {precision}"
@@ -135,10 +134,6 @@ def check_packages(result: Examination, packages: tuple[Package, ...]) -> None:
             requirement = f"{package.name}{package.required}"
             problem = f"{package.name} {have}, but must be {package.required}: pip install '{requirement}'"
             result.problems.append(problem)
-
-
-def format_gib(count: int) -> str:
-    return f"{count / GIB:.1f} GiB"
 
 
 @cache

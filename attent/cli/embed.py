@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import CycloptsError, Parameter
 
-from attent.cli import input_texts
-from attent.cli.input_texts import TextInputFlags
-from attent.cli.line_progress import print_message
-from attent.cli.search_flags import check_positive, flag
+from attent.cli import shared
+from attent.cli.shared import TextInputFlags, check_positive, flag, print_message
 from attent.formatting import format_count
 
 if TYPE_CHECKING:
@@ -26,9 +24,7 @@ class EmbedFlags(TextInputFlags):
 
 def embed(
     model: Annotated[Path, Parameter(help="a model folder, ours or Hugging Face's")],
-    texts: Annotated[
-        list[str] | None, Parameter(help=f"{input_texts.TEXTS_HELP}; for an image model, image files")
-    ] = None,
+    texts: Annotated[list[str] | None, Parameter(help=f"{shared.TEXTS_HELP}; for an image model, image files")] = None,
     /,
     *,
     flags: Annotated[EmbedFlags, Parameter(name="*", show_default=False)] = EmbedFlags(),
@@ -43,14 +39,14 @@ def embed(
     from attent.storage.manifest import check_outputs
 
     check_outputs([flags.output], [model, *map(Path, texts or [])])
-    predictor = input_texts.load_predictor(model, flags)
+    predictor = shared.load_predictor(model, flags)
     vectors = [torch.empty(0, predictor.width)]
-    for items in input_texts.read_inputs(predictor, texts or []):
+    for items in shared.read_inputs(predictor, texts or []):
         embedded = predictor.embed(items, flags.pooling, flags.normalize)
         if flags.json:
             for text, vector in zip(items, embedded.tolist(), strict=True):
                 rounded = {"text": text, "vector": [round(x, 6) for x in vector]}
-                input_texts.print_result(json.dumps(rounded, ensure_ascii=False))
+                shared.print_result(json.dumps(rounded, ensure_ascii=False))
         if flags.output is not None:
             vectors.append(embedded)
     if flags.output is not None:
@@ -60,7 +56,7 @@ def embed(
 
 
 def check_usage(flags: EmbedFlags) -> None:
-    check_positive("embed", threads=flags.threads, batch_tokens=flags.batch_tokens)
+    check_positive("embed", threads=flags.threads)
     problem = None
     if flags.output is None and not flags.json:
         problem = "there is no output: name a file with --output vectors.npy, or add --json"

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import CycloptsError, Parameter
 
-from attent.cli import search_flags
-from attent.cli.input_texts import STDIN_NAMES, prepare_loading
-from attent.cli.search_flags import derive_flags, flag, use_flag_names
+from attent.cli import shared
+from attent.cli.shared import STDIN_NAMES, derive_flags, flag, prepare_loading, use_flag_names
 from attent.decoding.options import DeviceOptions, DtypeName, GenerationOptions, InputError
+from attent.decoding.output_format import format_json_line, replace_line_breaks
 
 if TYPE_CHECKING:
-    from attent.cli.line_progress import ProgressDisplay
     from attent.decoding.generation.generator import Generation, Generator
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is not UTF-8
@@ -25,7 +24,7 @@ TEXT_SEPARATOR = "---"
 JSON_HELP = "one JSON object per line: prompt, text, token_ids, log_prob, finish_reason, seed"
 
 _OPTION_NAMES = tuple(field.name for field in fields(GenerationOptions))
-GenerationFlags: Any = search_flags.make_flags_class(
+GenerationFlags: Any = shared.make_flags_class(
     derive_flags(GenerationOptions, unset=set(_OPTION_NAMES) - {"stop"}),
     derive_flags(DeviceOptions, exclude=("engine", "dtype", "batch_tokens")),
 )
@@ -37,7 +36,6 @@ class GenerateFlags(GenerationFlags):  # type: ignore[misc]  # derived from the 
     json: Annotated[bool, flag("Output", JSON_HELP)] = False
     echo: Annotated[bool, flag("Output", "print the prompt before the text", negative="--no-echo")] = True
     dtype: Annotated[DtypeName | None, flag("Device", "by default as stored")] = None
-    batch_size: Annotated[int | None, flag("Device", "texts per batch")] = None
 
 
 def generate(
@@ -54,21 +52,20 @@ def generate(
     attent generate runs/shakespeare "O Romeo, Romeo," --max-new-tokens 50
     """
     prompt = None if prompt in STDIN_NAMES else prompt
-    search_flags.check_positive("generate", threads=flags.threads, batch_size=flags.batch_size)
+    shared.check_positive("generate", threads=flags.threads)
     if problem := find_usage_error(prompt, flags):
         raise CycloptsError(msg=problem, command_chain=("generate",))
-    from attent.cli.line_progress import ProgressDisplay, use_utf8
     from attent.decoding.generation.generator import GenerationError, Generator, PromptTooLongError
 
-    use_utf8(sys.stdout)
+    shared.use_utf8(sys.stdout)
     set_options = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
-    with search_flags.raise_usage_errors("generate", GenerationOptions):
+    with shared.raise_usage_errors("generate", GenerationOptions):
         options = GenerationOptions(**({"seed": secrets.randbelow(MAX_SEED)} | set_options))
-    with ProgressDisplay(sys.stderr) as progress:
+    with shared.ProgressDisplay(sys.stderr) as progress:
         if prompt is None and flags.file is None and sys.stdin.isatty():
             raise InputError(f'there must be a prompt, but none is given; write: attent generate {model} "Once upon"')
         prepare_loading(model, flags.threads)
-        loading = {"device": flags.device, "dtype": flags.dtype, "batch_size": flags.batch_size}
+        loading = {"device": flags.device, "dtype": flags.dtype}
         generator = Generator.load(model, **loading, notify=progress.print_message)
         command = GenerateCommand(generator, options, flags)
         try:
@@ -120,16 +117,16 @@ class GenerateCommand:
         separator = "\n" if self.flags.json else f"\n{TEXT_SEPARATOR}\n"
         print(*map(self.format_item, generations), sep=separator, flush=True)
 
-    def generate_from_lines(self, progress: "ProgressDisplay") -> None:
+    def generate_from_lines(self, progress: shared.ProgressDisplay) -> None:
         """Continue each line; each block is written as soon as it is done."""
         from attent.decoding.generation.generator import PromptTooLongError
-        from attent.decoding.input_lines import build_line_source, open_input, parse_text_line
+        from attent.decoding.input_lines import build_line_source, open_input
 
         with open_input(self.flags.file, sys.stdin.buffer) as stream:
             source = build_line_source(stream, self.flags.file)
             progress.start(source.total_bytes, quiet=sys.stdout.isatty())
             line_count = done_bytes = 0
-            for block in source.read_blocks(BLOCK_PROMPTS, parse_text_line):
+            for block in source.read_blocks(BLOCK_PROMPTS):
                 texts, first = block.lines, block.first_index
                 try:
                     self.write_block(texts, first)
@@ -142,16 +139,12 @@ class GenerateCommand:
                 progress.print_message(f"{source.name}: is empty, there is nothing to continue")
 
     def write_block(self, prompts: list[str], first_index: int) -> None:
-        from attent.decoding.output_format import replace_line_breaks
-
         for generations in self.generator.generate(prompts, self.options, first_index=first_index):
             for text in map(self.format_item, generations):
                 print(text if self.flags.json else replace_line_breaks(text))
         sys.stdout.flush()
 
     def format_item(self, generation: "Generation") -> str:
-        from attent.decoding.output_format import format_json_line
-
         if not self.flags.json:
             return generation.prompt + generation.text if self.flags.echo else generation.text
         return format_json_line(

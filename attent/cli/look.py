@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import CycloptsError, Group, Parameter
 
-from attent.cli.line_progress import print_message, print_status
-from attent.cli.search_flags import DEFAULT_BEAM_SIZE
+from attent.cli.shared import DEFAULT_BEAM_SIZE, print_message, print_status
 from attent.decoding.options import DeviceOptions, DtypeName
 
 if TYPE_CHECKING:
@@ -114,23 +113,16 @@ def look(
 def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
     outputs = {"--output": flags.out, "--png": flags.png, "--svg": flags.svg, "--json": flags.json}
     inputs = {"--target": flags.target, "--mask": flags.mask, "--text-pair": flags.text_pair}
-    given_flags = find_given(outputs | inputs)
-    selection = find_given({"--kind": flags.kind, "--layers": flags.layers, "--heads": flags.heads})
+    selection = {"--kind": flags.kind, "--layers": flags.layers, "--heads": flags.heads}
+    given = find_given(outputs | inputs | selection)
     if flags.ablate or flags.prune:
-        if sentence is not None or given_flags:
-            superfluous = given_flags if sentence is None else "the sentence"
+        if sentence is not None or given:
+            superfluous = given if sentence is None else "the sentence"
             return f"--ablate and --prune run on the pairs of --data: leave {superfluous} out"
-        if not flags.data:
-            return "--ablate and --prune need parallel text: add --data valid.tsv"
-        parts_hint = f"--ablate and --prune mask every part: leave {selection} out (--parts selects the kind)"
-        return parts_hint if selection else None
+        return None if flags.data else "--ablate and --prune need parallel text: add --data valid.tsv"
     if sentence is not None:
         return None if sentence.strip() else "the sentence must not be empty; leave it out for the live page"
-    if selection:
-        return f"{selection} needs a sentence; on the live page heads are selected in the page: leave it out"
-    if given_flags:
-        return f'{given_flags} needs a sentence: attent look MODEL "A man rides a bike."'
-    return None
+    return f'{given} needs a sentence: attent look MODEL "A man rides a bike."' if given else None
 
 
 def find_given(flags: dict[str, Any]) -> str | None:
@@ -157,7 +149,7 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> "tuple[I
     from attent.data.pairs import LanguagePair
     from attent.decoding.loading import check_model_exists, resolve_target_lang
     from attent.inspection import session
-    from attent.inspection.inspectors.translation import TranslationInspector
+    from attent.inspection.inspectors.seq2seq import TranslationInspector
 
     check_model_exists(folder)
     languages, notify, warn = LanguagePair(flags.src, flags.tgt), print_status, print_warning
@@ -184,7 +176,7 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> "tuple[I
 def serve_live_page(folder: Path, inspector: "Inspector[Any]", to: str | None, flags: LookFlags) -> int:
     """Serve the page with a text box until Ctrl-C; its examples are the sources of the last validation."""
     from attent.serving.live_page import create_live_app
-    from attent.serving.server import serve_app
+    from attent.serving.run import serve_app
     from attent.training.events import LOG_FILE, Validated, read_events
 
     def announce(url: str) -> None:

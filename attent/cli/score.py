@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import CycloptsError, Group, Parameter
 
-from attent.cli import search_flags
-from attent.cli.line_progress import print_status
-from attent.cli.search_flags import DeviceFlags, SearchFlags, flag
+from attent.cli import shared
+from attent.cli.shared import DeviceFlags, SearchFlags, flag, print_status
 from attent.scoring.metrics import DEFAULT_SCORE_METRICS, SCORE_METRICS, SPEECH_METRICS
 
 if TYPE_CHECKING:
@@ -73,8 +72,8 @@ def score(
     check_usage(model, flags)
     from attent.scoring import pipeline
 
-    with search_flags.raise_usage_errors("score"):
-        search = search_flags.build_search_options(flags)
+    with shared.raise_usage_errors("score"):
+        search = shared.build_search_options(flags)
     names = ("src", "tgt", "metrics", "ensemble", "hypotheses", "baseline", "force_decode", "alignment", "robust")
     scores = pipeline.score(
         model,
@@ -82,7 +81,7 @@ def score(
         **{name: getattr(flags, name) for name in names},
         search=search,
         save=flags.save,
-        device=search_flags.build_device_options(flags),
+        device=shared.build_device_options(flags),
         notify=print_status,
         warn=lambda problem: print(f"attent: warning: {problem}", file=sys.stderr),
     )
@@ -132,4 +131,4 @@ def check_usage(model: Path | None, flags: ScoreFlags) -> None:
         problem = f"-m must be followed by one or more of {', '.join(SCORE_METRICS)}"
     if problem:
         raise CycloptsError(msg=problem, command_chain=("score",))
-    search_flags.check_positive("score", threads=flags.threads, batch_tokens=flags.batch_tokens)
+    shared.check_positive("score", threads=flags.threads, batch_tokens=flags.batch_tokens)

@@ -1,5 +1,6 @@
 """`attent serve`: a web page and HTTP APIs for translators and language models."""
 
+import logging
 import os
 import sys
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
-from attent.cli.search_flags import DeviceFlags, build_device_options, check_positive, raise_usage_errors
+from attent.cli.shared import DeviceFlags, build_device_options, check_positive, raise_usage_errors
 
 if TYPE_CHECKING:
     from attent.serving.gateway import ServerOptions
@@ -68,7 +69,8 @@ def serve(
         check_flags(flags)
         options, adapters = build_options(flags), parse_adapters(flags.adapter)
         run.check_host(flags.host, options, flags.allow_public)
-    run.configure_logging(flags.verbose or flags.log_text)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")  # to stderr: problems, with --verbose requests
+    logging.getLogger("attent.serving").setLevel(logging.INFO if flags.verbose or flags.log_text else logging.WARNING)
     names = ("host", "port", "src", "tgt", "workers", "devices", "allow_public")
     print(f"loading {', '.join(map(str, models))} ...", file=sys.stderr, flush=True)
     run.serve(

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TextIO
 
 from cyclopts import CycloptsError, Parameter
 
-from attent.cli import search_flags
-from attent.cli.input_texts import prepare_loading
-from attent.cli.line_progress import ProgressDisplay, use_utf8
-from attent.cli.search_flags import derive_flags, flag, make_flags_class
+from attent.cli import shared
+from attent.cli.shared import ProgressDisplay, derive_flags, flag, make_flags_class, prepare_loading, use_utf8
 from attent.decoding.options import DeviceOptions, DtypeName, InputError, SearchOptions
-from attent.decoding.transcript_format import TranscriptFormat
+from attent.decoding.output_format import TranscriptFormat
 
 if TYPE_CHECKING:
     from attent.data.audio import AudioError
@@ -58,7 +56,7 @@ def transcribe(
     """
     names = recordings or [STDIN]
     check_usage(names, flags)
-    with search_flags.raise_usage_errors("transcribe"):
+    with shared.raise_usage_errors("transcribe"):
         options = SearchOptions(**{name: getattr(flags, name) for name, _, _ in SEARCH_FLAGS})
     files, problems = list_files(names)
     output = None if flags.output is None else Path(flags.output)
@@ -75,7 +73,7 @@ def transcribe(
     try:
         transcriber = Transcriber.load(model, **settings)
     except InputError as error:
-        message = search_flags.use_flag_names(str(error), TranscribeFlags)
+        message = shared.use_flag_names(str(error), TranscribeFlags)
         raise CycloptsError(msg=message, command_chain=("transcribe",)) from error
     use_utf8(sys.stdout)
     to_stdout = output in (None, STDIN) or outputs is not None
@@ -115,7 +113,7 @@ def write_transcripts(
     progress: ProgressDisplay,
 ) -> int:
     from attent.data.audio import AudioError
-    from attent.decoding.transcript_format import format_transcript
+    from attent.decoding.output_format import format_transcript
     from attent.storage.atomic import write_output
 
     num_bad = 0
@@ -145,7 +143,7 @@ def check_usage(names: Sequence[Path], flags: TranscribeFlags) -> None:
         problem = f"{flags.output}: must be an existing folder, but is not; make the folder first"
     if problem:
         raise CycloptsError(msg=problem, command_chain=("transcribe",))
-    search_flags.check_positive("transcribe", threads=flags.threads)
+    shared.check_positive("transcribe", threads=flags.threads)
 
 
 def list_files(names: Sequence[Path]) -> tuple[list[Path], list[str]]:

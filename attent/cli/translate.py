@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TextIO
 
 from cyclopts import CycloptsError, Parameter
 
-from attent.cli import search_flags
-from attent.cli.search_flags import DeviceFlags, SearchFlags, flag, use_flag_names
+from attent.cli import shared
+from attent.cli.shared import DeviceFlags, SearchFlags, flag, use_flag_names
 from attent.decoding.options import InputError, PhraseConstraints, SearchOptions
 from attent.decoding.output_format import AlignmentFormat, OutputFormat, OutputType
 
 if TYPE_CHECKING:
-    from attent.cli.line_progress import ProgressDisplay
     from attent.decoding.input_lines import LineSource
     from attent.decoding.pipeline import TranslationPipeline
 
@@ -55,12 +54,8 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
     ] = None
     alignment: Annotated[AlignmentFormat | None, flag("Output", "of words: hard (0-0 1-2); soft: JSON weights")] = None
     input_type: Annotated[
-        Literal["auto", "lines", "json"],
-        flag(
-            "Output",
-            "auto: by the name and the first bytes; lines: text, whatever it looks like; "
-            'json: {"text": ...} per line, optionally with "prefix", "require", "ban"',
-        ),
+        Literal["auto", "lines"],
+        flag("Output", "auto: by the name and the first bytes; lines: text, whatever it looks like"),
     ] = "auto"
     src: Annotated[
         str | None, flag("Documents", "source language, if the model or the document has several", *SRC_FLAGS)
@@ -106,7 +101,7 @@ def translate(
 
 def check_usage(file: Path | None, flags: TranslateFlags) -> None:
     problem = None
-    if flags.ray and (file is None or flags.output is None or flags.input_type == "json" or is_document(file, flags)):
+    if flags.ray and (file is None or flags.output is None or is_document(file, flags)):
         problem = "--ray translates a text file line by line into another file: name FILE and --output"
     elif flags.in_place and (file is None or flags.output is not None):
         problem = f"--in-place overwrites FILE: {'leave --output out' if file else 'name one'}"
@@ -126,25 +121,23 @@ def check_usage(file: Path | None, flags: TranslateFlags) -> None:
         problem = f"--mbr must be at least --n-best, {flags.n_best}, but is {flags.mbr_candidates}"
     if problem:
         raise CycloptsError(msg=problem, command_chain=("translate",))
-    search_flags.check_positive("translate", threads=flags.threads, batch_tokens=flags.batch_tokens)
+    shared.check_positive("translate", threads=flags.threads, batch_tokens=flags.batch_tokens)
 
 
 def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None:
-    from attent.cli.line_progress import ProgressDisplay, use_utf8
-    from attent.decoding.input_lines import build_line_source, open_input, parse_json_line, parse_text_line
+    from attent.decoding.input_lines import build_line_source, open_input
     from attent.decoding.pipeline import translate_lines, warn_of_requested_languages
     from attent.storage.manifest import check_outputs
 
-    use_utf8(sys.stdout)
-    with open_input(file, sys.stdin.buffer) as stream, ProgressDisplay(sys.stderr) as progress:
-        check_output_path(file, stream, flags)
+    shared.use_utf8(sys.stdout)
+    with open_input(file, sys.stdin.buffer) as stream, shared.ProgressDisplay(sys.stderr) as progress:
+        check_files(file, stream, flags)
         inputs = [model, *flags.ensemble, flags.glossary, flags.reverse]
         check_outputs([flags.output], inputs)
         if flags.report or flags.bilingual:
             check_outputs([flags.output, flags.report, flags.bilingual], [*inputs, file])
-        check_document_flags(file, flags)
-        with search_flags.raise_usage_errors("translate"):
-            options = search_flags.build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
+        with shared.raise_usage_errors("translate"):
+            options = shared.build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
         content = stream.read() if is_document(file, flags) else b""
         source = build_line_source(stream, file, text_only=flags.input_type == "auto" and not content)
         if file is not None and flags.ray:
@@ -159,13 +152,11 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
                 progress.print_message("type one sentence per line; end with Ctrl-D")
             with select_output(flags.output, progress) as out:
                 progress.start(source.total_bytes, quiet=out.isatty())
-                json_parser = partial(parse_json_line, base=pipeline.constraints)
-                parse_line = json_parser if flags.input_type == "json" else parse_text_line
-                translate_lines(pipeline, source, parse_line, out, progress)
+                translate_lines(pipeline, source, out, progress)
 
 
 def build_pipeline(
-    model: Path, options: SearchOptions, flags: TranslateFlags, progress: ProgressDisplay | None
+    model: Path, options: SearchOptions, flags: TranslateFlags, progress: shared.ProgressDisplay | None
 ) -> TranslationPipeline:
     from attent.decoding.glossary import Glossary
     from attent.decoding.loading import read_data_settings, resolve_target_lang
@@ -179,7 +170,7 @@ def build_pipeline(
     languages = flags.src or own.get("src"), flags.to or flags.tgt or own.get("tgt")
     glossary = Glossary.from_file(flags.glossary, *languages) if flags.glossary else None
     notify = None if progress is None else progress.print_message
-    device, folders = search_flags.build_device_options(flags), (model, *flags.ensemble)
+    device, folders = shared.build_device_options(flags), (model, *flags.ensemble)
     translator = Translator.load(*folders, **vars(device), src=flags.src, tgt=flags.tgt, notify=notify)
     translator = translator.with_adapter(flags.adapter) if flags.adapter else translator
     tags = translator.tokenizer.source.tags
@@ -210,7 +201,12 @@ def build_pipeline(
 
 
 def run_on_ray(
-    model: Path, file: Path, lines: LineSource, options: SearchOptions, flags: TranslateFlags, progress: ProgressDisplay
+    model: Path,
+    file: Path,
+    lines: LineSource,
+    options: SearchOptions,
+    flags: TranslateFlags,
+    progress: shared.ProgressDisplay,
 ) -> None:
     from attent.decoding.ray_translate import compute_fingerprint, translate_with_ray
     from attent.storage.atomic import is_stream
@@ -229,63 +225,51 @@ def run_on_ray(
     fingerprint = compute_fingerprint(inputs, repr((options, flags)))
     progress.start(lines.total_bytes, quiet=False)
     build = partial(build_pipeline, model, options, flags, None)
-    translate_with_ray(build, lines, output, fingerprint, search_flags.build_device_options(flags), progress)
+    translate_with_ray(build, lines, output, fingerprint, shared.build_device_options(flags), progress)
 
 
 def is_document(file: Path | None, flags: TranslateFlags) -> bool:
     from attent.data.formats.registry import detect_document_format
 
     key = detect_document_format(file.name) if file is not None and flags.input_type != "lines" else None
-    return key not in (None, "text") and not (key == "json" and flags.input_type == "json")
+    return key not in (None, "text")
 
 
-def check_output_path(file: Path | None, stream: BinaryIO, flags: TranslateFlags) -> None:
+def check_files(file: Path | None, stream: BinaryIO, flags: TranslateFlags) -> None:
+    """Refuse flags that do not fit the kind of the input, and outputs that cannot be written."""
     from attent.storage.atomic import is_same_file
 
-    if flags.in_place and not is_document(file, flags):
-        raise InputError(f"{file}: --in-place is for documents such as PO and DOCX; use --output with another name")
-    if flags.fields and not is_document(file, flags):
-        raise InputError(f"--field is for tables, JSON and YAML, but {file or 'standard input'} is text; leave it out")
-    for name, path in (("--report", flags.report), ("--bilingual", flags.bilingual)):
-        if path is not None and not is_document(file, flags):
-            raise InputError(f"{name} is for documents such as PO, HTML and DOCX; leave it out")
-        if path == STDIN:
-            raise InputError(f"{name} must be a file, but is standard output; name one")
-        check_folder(path)
-    if flags.output is None or flags.output == STDIN:
-        if is_same_file(stream, sys.stdout) and not flags.in_place:
+    for_documents = {
+        "--in-place": flags.in_place, "--field": flags.fields, "--report": flags.report, "--bilingual": flags.bilingual
+    }  # fmt: skip
+    for_lines = {
+        "--n-best": flags.n_best > 1, "--output-type": flags.output_type != "text", "--with-score": flags.with_score,
+        "--quality": flags.quality, "--alignment": flags.alignment,
+    }  # fmt: skip
+    if is_document(file, flags):
+        if given := [name for name, value in for_lines.items() if value]:
+            problem = f"{file} is a document and keeps its format: leave {given[0]} out"
+            raise CycloptsError(msg=problem, command_chain=("translate",))
+    elif given := [name for name, value in for_documents.items() if value]:
+        subject = f"{file or 'standard input'} is text, and {given[0]}"
+        raise InputError(f"{subject} is for documents such as PO, HTML and DOCX; leave it out")
+    if STDIN in (flags.report, flags.bilingual):
+        raise InputError("what --report or --bilingual names must be a file, but is standard output; name one")
+    for output in (flags.output, flags.report, flags.bilingual):
+        path = output and output.expanduser()
+        if path and path != STDIN and (not path.absolute().parent.is_dir() or path.is_dir()):
+            raise InputError(f"{output}: must be a file in an existing folder, but is not; create the folder first")
+    if flags.output is not None and flags.output != STDIN:
+        if is_same_file(flags.output.expanduser(), stream):
+            raise InputError(f"{flags.output}: must not be the input file; use another name, or --in-place")
+    elif not flags.in_place:
+        if is_same_file(stream, sys.stdout):
             raise InputError("standard output must not be the input file; redirect it to another one")
-        if file is not None and file.suffix.lower() == ".docx" and sys.stdout.isatty() and not flags.in_place:
+        if file is not None and file.suffix.lower() == ".docx" and sys.stdout.isatty():
             raise InputError(f"{file}: its translation is no text for a terminal; name a file with --output")
-        return
-    check_folder(flags.output)
-    if is_same_file(flags.output.expanduser(), stream):
-        in_place = ", or --in-place" if is_document(file, flags) else ""
-        raise InputError(f"{flags.output}: must not be the input file; use another name{in_place}")
 
 
-def check_folder(output: Path | None) -> None:
-    path = output and output.expanduser()
-    if path and (not path.absolute().parent.is_dir() or path.is_dir()):
-        raise InputError(f"{output}: must be a file in an existing folder, but is not; create the folder first")
-
-
-def check_document_flags(file: Path | None, flags: TranslateFlags) -> None:
-    is_given = {
-        "--n-best": flags.n_best > 1,
-        "--output-type": flags.output_type != "text",
-        "--with-score": flags.with_score,
-        "--quality": flags.quality,
-        "--alignment": flags.alignment is not None,
-        "--input-type": flags.input_type == "json",
-    }
-    given_flags = [name for name, value in is_given.items() if value]
-    if is_document(file, flags) and given_flags:
-        problem = f"{file} is a document and keeps its format: leave {given_flags[0]} out"
-        raise CycloptsError(msg=problem, command_chain=("translate",))
-
-
-def select_output(path: Path | None, progress: ProgressDisplay) -> AbstractContextManager[TextIO]:
+def select_output(path: Path | None, progress: shared.ProgressDisplay) -> AbstractContextManager[TextIO]:
     from attent.storage.atomic import is_same_file, open_output
 
     if path is None or path == STDIN or is_same_file(path.expanduser(), sys.stdout):  # /dev/stdout as well
@@ -294,7 +278,7 @@ def select_output(path: Path | None, progress: ProgressDisplay) -> AbstractConte
 
 
 def write_document(
-    pipeline: TranslationPipeline, content: bytes, file: Path, flags: TranslateFlags, progress: ProgressDisplay
+    pipeline: TranslationPipeline, content: bytes, file: Path, flags: TranslateFlags, progress: shared.ProgressDisplay
 ) -> None:
     from attent.data.pairs import LanguagePair
     from attent.data.pretranslate import format_bilingual, format_report

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from attent.decoding.batching import batch_by_length, pad_token_ids
+from attent.decoding.loading import batch_by_length, pad_token_ids
 from attent.models import Seq2Seq
 from attent.models.seq2seq import find_suppressed_tokens, shift_right
 from attent.nn.devices import get_device

@@ -1,23 +1,27 @@
 """A glossary of `term<TAB>translation` lines or a TBX term base: the terms of a text, and where a translation has them.
 
 A term matches as a whole word, the longest first; a lower-case term also matches with a capital, others only as
-written. Translations separated by `|` are allowed forms: one must stand where the word alignment puts the term, and
-`terminology` chooses a translation that has one there.
+written. Translations separated by `|` are allowed forms: one must stand where the word alignment puts the term.
+
+`translate_terms` keeps a free translation that has them all. Else the segment is searched again with required phrases:
+the forms that it has, and each combination of forms of the terms that it lacks. Of all hypotheses the one with the
+smallest cost wins: its negative log-probability and a penalty for each term that is not in place.
 """
 
 import codecs
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from attent.data.formats import tmx
 from attent.decoding.input_lines import decode_line
-from attent.decoding.options import InputError
+from attent.decoding.options import Hypothesis, InputError
 from attent.text.language_tags import is_tag_match
 
 if TYPE_CHECKING:
@@ -242,3 +246,78 @@ def _is_word_boundary(before: str, after: str) -> bool:
 
 def _is_word_char(char: str) -> bool:
     return char.isalnum() or char == "_" or unicodedata.category(char)[0] == "M"
+
+
+# --- translations that have the terms --------------------------------------------------------------------------------
+
+
+MAX_COMBINATIONS = 32  # of the forms of several terms
+
+Phrases = tuple[str, ...]
+# From (segment, hypothesis) pairs: the text and the word alignment of each.
+AlignHypotheses = Callable[[Sequence[tuple[int, Hypothesis]]], Sequence[tuple[str, "Alignment | None"]]]
+# From (segment, required phrases) pairs: the hypotheses of each, none if it cannot be met.
+SearchPhrases = Callable[[Sequence[tuple[int, Phrases]]], Sequence[Sequence[Hypothesis]]]
+
+
+@dataclass(frozen=True)
+class PlacedHypothesis:
+    """A hypothesis of a segment, and where it has the terms."""
+
+    segment: int
+    hypothesis: Hypothesis
+    placements: list[TermPlacement]
+
+    @property
+    def missed_terms(self) -> tuple[TermPlacement, ...]:
+        return tuple(each for each in self.placements if each.form is None)
+
+
+def translate_terms(
+    matches: Sequence[list[TermMatch]],
+    free: Sequence[list[Hypothesis]],
+    *,
+    search: SearchPhrases,
+    align: AlignHypotheses,
+    compute_penalty: Callable[[TermPlacement], float],
+) -> tuple[list[list[Hypothesis]], list[tuple[TermPlacement, ...]]]:
+    """Return the hypotheses of each segment, best first, and the terms that the best one lacks.
+
+    `matches` and `free` are the terms and the free hypotheses of each segment; `compute_penalty` says how much
+    log-probability it may cost to have a term in place.
+    """
+
+    def place(pairs: Sequence[tuple[int, Hypothesis]]) -> list[PlacedHypothesis]:
+        aligned = zip(pairs, align(pairs), strict=True)
+        return [PlacedHypothesis(i, hypothesis, place_terms(matches[i], *text)) for (i, hypothesis), text in aligned]
+
+    best = place([(index, free[index][0]) for index, terms in enumerate(matches) if terms])
+    attempts = [(each.segment, phrases) for each in best if each.missed_terms for phrases in list_phrases(each)]
+    results = zip(attempts, search(attempts) if attempts else [], strict=True)
+    pairs = [(segment, hypothesis) for (segment, _), n_best in results for hypothesis in n_best]
+    candidates = {each.segment: [each] for each in best}
+    for candidate in place(pairs):
+        candidates[candidate.segment].append(candidate)
+
+    def compute_cost(candidate: PlacedHypothesis) -> float:
+        return sum(map(compute_penalty, candidate.missed_terms)) - candidate.hypothesis.log_prob
+
+    hypotheses = list(free)
+    missed: list[tuple[TermPlacement, ...]] = [()] * len(free)
+    for segment, group in candidates.items():
+        ranked = sorted(group, key=compute_cost)
+        missed[segment] = ranked[0].missed_terms
+        if ranked[0] is not group[0]:
+            hypotheses[segment] = list({each.hypothesis.token_ids: each.hypothesis for each in ranked}.values())
+    return hypotheses, missed
+
+
+def list_phrases(free: PlacedHypothesis) -> Iterator[Phrases]:
+    """Yield the phrases of each search: the forms in place, and one form of each term that is not."""
+    in_place = tuple(each.form for each in free.placements if each.form is not None)
+    groups: dict[GlossaryEntry, list[TermMatch]] = {}
+    for each in free.missed_terms:
+        groups.setdefault(each.match.entry, []).append(each.match)
+    choices = [[(form,) * len(group) for form in group[0].forms] for group in groups.values()]
+    for combination in islice(product(*choices), MAX_COMBINATIONS):
+        yield sum(combination, in_place)

@@ -5,41 +5,33 @@ A line is what `wc -l` counts. An invalid line raises `InputError` after the lin
 
 import codecs
 import io
-import json
 import os
 import select
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import BinaryIO
 
 from attent.data.formats.registry import check_plain_text
 from attent.data.formats.streams import COMPRESSION_MAGIC, peek_head
 from attent.data.formats.streams import read_blocks as file_blocks
 from attent.data.pairs import CorpusError
-from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, Segment
+from attent.decoding.options import InputError
 
 STDIN_NAME = "standard input"
 CHUNK_BYTES = 2**16  # the capacity of a pipe
 MAX_BLOCK_BYTES = 2**20  # limits blocks of very long lines
 MAX_LINE_BYTES = 2**24
-JSON_KEYS = ("text", "src", "prefix", "require", "ban")
-
-
-Line = str | Segment  # a segment if it has constraints of its own
-L = TypeVar("L")
-LineParser = Callable[[bytes, str], L]  # (line, location for messages)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineBlock(Generic[L]):
-    """Lines that are processed together; plain strings where possible, which are cheap to send to a worker."""
+class LineBlock:
+    """Lines that are processed together."""
 
     source_name: str
-    lines: list[L]
+    lines: list[str]
     first_index: int
     byte_count: int
 
@@ -52,16 +44,16 @@ class LineSource:
     total_bytes: int | None = None  # None: unknown
     first_index: int = 0  # of the first line
 
-    def read_blocks(self, max_lines: int, parse_line: LineParser[L]) -> Iterator[LineBlock[L]]:
+    def read_blocks(self, max_lines: int) -> Iterator[LineBlock]:
         """Yield blocks of at most `max_lines`, fewer if no more are available right now."""
         first = self.first_index
         for rows in group_lines(split_lines(self.chunks, self.name), max_lines, self.has_more):
-            lines: list[L] = []
+            lines: list[str] = []
             error = None
             for number, row in enumerate(rows, first + 1):
                 try:
                     row = row.removeprefix(codecs.BOM_UTF8) if number == 1 else row
-                    lines.append(parse_line(row, f"{self.name}, line {number:,}"))
+                    lines.append(decode_line(row.rstrip(b"\r"), f"{self.name}, line {number:,}"))
                 except InputError as invalid:
                     error = invalid
                     break
@@ -174,13 +166,6 @@ def group_lines(rows: Iterable[list[bytes]], max_lines: int, has_more: Callable[
         yield block
 
 
-# --- parsing -------------------------------------------------------------------------------------------------------
-
-
-def parse_text_line(row: bytes, location: str) -> str:
-    return decode_line(row.rstrip(b"\r"), location)
-
-
 def decode_line(row: bytes, location: str) -> str:
     if b"\0" in row:
         raise InputError(
@@ -193,40 +178,3 @@ def decode_line(row: bytes, location: str) -> str:
             f"{location}: must be UTF-8, but byte {error.start + 1} is 0x{row[error.start]:02x}; "
             f"convert the file first, for example with `iconv -f latin1 -t utf-8`"
         ) from error
-
-
-def parse_json_line(row: bytes, location: str, base: PhraseConstraints = NO_CONSTRAINTS) -> Line:
-    """Parse a JSON object, whose constraints are added to those of all lines; an empty line stays empty."""
-    text = decode_line(row, location).strip()
-    if not text:
-        return text
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{location}: must be a JSON object, but is not JSON ({error}); correct it") from error
-    if not isinstance(fields, dict):
-        raise InputError(f'{location}: must be a JSON object such as {{"text": "A dog."}}, but is {text[:40]}')
-    for key in [key for key in fields if key not in JSON_KEYS]:
-        near = get_close_matches(key, JSON_KEYS)
-        hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(JSON_KEYS)}"
-        raise InputError(f"{location}: unknown key `{key[:40]}`: {hint}")
-    if ("text" in fields) == ("src" in fields):
-        raise InputError(f"{location}: must have either `text` or `src`")
-    text = check_text(fields.get("text", fields.get("src")), "text", location)
-    constraints = base.extend(
-        prefix=None if fields.get("prefix") is None else check_text(fields["prefix"], "prefix", location),
-        required=read_strings(fields.get("require"), "require", location),
-        banned=read_strings(fields.get("ban"), "ban", location),
-    )
-    return text if constraints is base else Segment(text, constraints)
-
-
-def check_text(value: Any, key: str, location: str) -> str:
-    if not isinstance(value, str) or any("\ud800" <= char <= "\udfff" for char in value):
-        raise InputError(f"{location}: `{key}` must be a string, but is {json.dumps(value)[:40]}")
-    return value
-
-
-def read_strings(value: Any, key: str, location: str) -> tuple[str, ...]:
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(check_text(item, key, location) for item in values)

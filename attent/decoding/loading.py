@@ -1,13 +1,14 @@
-"""Load model folders for inference: device, dtype, tokenizer, batch size. The same for every kind of model."""
+"""Load model folders for inference: device, dtype, tokenizer, batches. The same for every kind of model."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attent import settings
-from attent.data.augment import TAGS
 from attent.decoding.options import InputError
 from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_side_file, read_tokenizer
 from attent.nn.devices import choose_device
@@ -60,11 +61,6 @@ def read_data_settings(folder: Path | None) -> dict[str, Any]:
     return {}
 
 
-def is_trained_with_tags(folder: Path | None) -> bool:
-    """True if training has taught the model to copy the inline tags of `attent.data.formats.placeholders`."""
-    return any(str(item).startswith(f"{TAGS}=") for item in read_data_settings(folder).get("augment", ()))
-
-
 def resolve_target_lang(to: str | None, known: tuple[str, ...], model: Path) -> str | None:
     """Return the language tag of each source, or None. "" means none, for a model fine-tuned without tags."""
     names = ", ".join(known)
@@ -84,3 +80,31 @@ def compute_max_rows(row_bytes: int, device: torch.device, cpu_limit: int, limit
         return min(cpu_limit, CPU_MAX_BYTES // row_bytes)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else DEFAULT_FREE_BYTES
     return min(limit, int(FREE_MEMORY_FRACTION * free / row_bytes))
+
+
+def batch_by_length(
+    lengths: Sequence[int], batch_tokens: int, indices: Iterable[int] | None = None
+) -> Iterator[list[int]]:
+    """Yield batches of indices (all, or those given), longest rows first: a lack of memory shows at once."""
+    indices = range(len(lengths)) if indices is None else indices
+    return split_batches(sorted(indices, key=lambda index: (-lengths[index], index)), lengths, batch_tokens)
+
+
+def split_batches(indices: Iterable[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Yield consecutive indices, as many as have `batch_tokens` tokens when padded to the longest; at least one."""
+    batch: list[int] = []
+    longest = 0
+    for index in indices:
+        longest = max(longest, lengths[index])
+        if batch and (len(batch) + 1) * longest > batch_tokens:
+            yield batch
+            batch, longest = [], lengths[index]
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def pad_token_ids(rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0) -> tuple[Tensor, Tensor]:
+    lengths = [len(row) for row in rows]
+    padded = [[*row, *[pad] * (max(lengths) - len(row))] for row in rows]
+    return torch.tensor(padded, device=device), torch.tensor(lengths, device=device)

@@ -12,9 +12,15 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
+from functools import cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from attent.storage.errors import AttentError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 LengthPenaltyType = Literal["avg", "wu", "none"]
 EngineName = Literal["torch", "ctranslate2"]
@@ -348,13 +354,11 @@ class GenerationOptions:
     seed: int = option(
         1, "the same seed gives the same text; by default 1, on the command line random", group="Sampling"
     )
-    no_repeat_ngram_size: int = option(0, "never generate an n-gram of this size twice")
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "n"):
             check_minimum(name, getattr(self, name), 1)
-        for name in ("temperature", "no_repeat_ngram_size"):
-            check_minimum(name, getattr(self, name), 0)
+        check_minimum("temperature", self.temperature, 0)
         if not all(self.stop):
             raise InputError("`stop` must be non-empty strings, but one is empty; leave it out")
         if self.n > 1 and not self.temperature:
@@ -374,3 +378,31 @@ class GenerationOptions:
 def check_minimum(name: str, value: float, minimum: float) -> None:
     if not isinstance(value, int | float) or not minimum <= value < float("inf"):
         raise InputError(f"`{name}` must be {minimum} or more, but is {value!r}")
+
+
+# --- engines list the options that they support; any other goes to the torch engine, so that none is ever ignored ----
+
+
+def are_supported(values: Sequence[DataclassInstance], supported: frozenset[str]) -> bool:
+    """True if `find_unsupported_field` finds nothing in any of `values`, which are of one type; fast for thousands."""
+    if not values:
+        return True
+    others = list_unsupported_fields(type(values[0]), supported)
+    names = [name for name, default in others if not default]
+    if len(names) != len(others) or len(names) < 2:  # attrgetter returns a tuple for two names or more
+        return all(find_unsupported_field(value, supported) is None for value in values)
+    get_fields = attrgetter(*names)
+    return not any(any(get_fields(value)) for value in values)
+
+
+def find_unsupported_field(value: DataclassInstance, supported: frozenset[str]) -> str | None:
+    """Return the first field that differs from its default and is not in `supported`."""
+    for name, default in list_unsupported_fields(type(value), supported):
+        if (getattr(value, name) or None) != (default or None):  # empty is empty: () and []
+            return name
+    return None
+
+
+@cache
+def list_unsupported_fields(kind: type[DataclassInstance], supported: frozenset[str]) -> list[tuple[str, Any]]:
+    return [(field.name, field.default) for field in fields(kind) if field.name not in supported]

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TextIO, cast
 
 import torch
 
+from attent.data.augment import TAGS
 from attent.data.formats.tmx import list_languages
 from attent.data.formats.units import InlineCode, InlineContent, TransferredContent, get_display_text
 from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguageMismatchError, LanguagePair
@@ -24,17 +25,18 @@ from attent.data.pretranslate import PretranslateResult, pretranslate_file
 from attent.decoding.alignment import AlignmentError, find_cross_layers
 from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
-from attent.decoding.input_lines import Line, LineBlock, LineParser, LineSource
-from attent.decoding.loading import is_trained_with_tags, read_data_settings
+from attent.decoding.input_lines import LineBlock, LineSource
+from attent.decoding.loading import read_data_settings
 from attent.decoding.markup import project_codes, remove_codes, select_links
 from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, SearchOptions, StopCheck
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.quality import measure_quality
 from attent.decoding.translator import Translation, Translator
 from attent.formatting import escape_invisible
-from attent.models import Seq2Seq
+from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.text.language_tags import is_same_language
 from attent.text.sentence_splitter import split_sentences
+from attent.text.tokenizer import Tokenizer
 from attent.text.vocabulary import ContextWindow
 
 CPU_BLOCK_LINES, GPU_BLOCK_LINES = 256, 4096
@@ -107,10 +109,9 @@ class TranslationPipeline:
         return 0 if self.translator.device.type == "cpu" else GPU_PENDING_BLOCKS
 
     def translate(
-        self, lines: Sequence[Line], first_index: int = 0, should_stop: StopCheck | None = None
+        self, texts: Sequence[str], first_index: int = 0, should_stop: StopCheck | None = None
     ) -> list[Translation]:
         """Translate lines; `first_index` is the index of the first in the file, on which sampling depends."""
-        texts = get_texts(lines)
         aligned = texts if self.output_format.alignment is not None else []
         words = max((len(text.split()) for text in aligned), default=0)
         if words > MAX_ALIGNED_WORDS:
@@ -125,7 +126,7 @@ class TranslationPipeline:
             texts,
             options,
             to=self.to,
-            constraints=[self.constraints if isinstance(line, str) else line.constraints for line in lines],
+            constraints=self.constraints,
             glossary=self.glossary,
             alignment=self.output_format.alignment is not None,
             mbr_candidates=self.mbr_candidates,
@@ -148,15 +149,13 @@ class TranslationPipeline:
 BlockOutput = tuple[str, list[str], str | None]  # text, messages for the user, error of the line after the text
 
 
-def translate_lines(
-    pipeline: TranslationPipeline, source: LineSource, parse_line: LineParser[Line], out: TextIO, progress: LineProgress
-) -> None:
+def translate_lines(pipeline: TranslationPipeline, source: LineSource, out: TextIO, progress: LineProgress) -> None:
     """Translate a file line by line; each block is written as soon as it is done."""
     line_count, done_bytes = 0, 0
-    with closing(iterate_translated_blocks(pipeline, source, parse_line)) as blocks:
+    with closing(iterate_translated_blocks(pipeline, source)) as blocks:
         for block, (text, messages, error) in blocks:
             if not line_count:
-                warn_of_text_language(pipeline, get_texts(block.lines), progress)
+                warn_of_text_language(pipeline, block.lines, progress)
             out.write(text)
             out.flush()
             for message in messages:
@@ -170,21 +169,15 @@ def translate_lines(
         progress.print_message(f"{source.name}: is empty, there is nothing to translate")
 
 
-def add_line_context(blocks: Iterator[LineBlock[Line]], size: int) -> Iterator[LineBlock[Line]]:
+def add_line_context(blocks: Iterator[LineBlock], size: int) -> Iterator[LineBlock]:
     """Yield the blocks with the preceding lines of each line; an empty line ends a document."""
     window = ContextWindow(size)
     for block in blocks:
         lines = []
-        for line in block.lines if size else ():
-            text = line if isinstance(line, str) else line.text
-            extended = window.prefix + text if text.strip() else text
-            lines.append(extended if isinstance(line, str) else replace(line, text=extended))
+        for text in block.lines if size else ():
+            lines.append(window.prefix + text if text.strip() else text)
             window.append(text)
         yield replace(block, lines=lines) if size else block
-
-
-def get_texts(lines: Sequence[Line]) -> list[str]:
-    return [line if isinstance(line, str) else line.text for line in lines]
 
 
 def warn_of_text_language(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> None:
@@ -193,14 +186,14 @@ def warn_of_text_language(pipeline: TranslationPipeline, texts: Sequence[str], p
 
 
 def iterate_translated_blocks(
-    pipeline: TranslationPipeline, source: LineSource, parse_line: LineParser[Line]
-) -> Generator[tuple[LineBlock[Line], BlockOutput], None, None]:
+    pipeline: TranslationPipeline, source: LineSource
+) -> Generator[tuple[LineBlock, BlockOutput], None, None]:
     """Yield blocks with their output, in order. Before waiting for more input, yield all that were read so far."""
-    blocks = add_line_context(source.read_blocks(pipeline.block_lines, parse_line), pipeline.context)
+    blocks = add_line_context(source.read_blocks(pipeline.block_lines), pipeline.context)
     if pipeline.max_pending_blocks == 0:
         yield from ((block, translate_block(pipeline, block)) for block in blocks)
         return
-    pending: deque[tuple[LineBlock[Line], Future[BlockOutput]]] = deque()
+    pending: deque[tuple[LineBlock, Future[BlockOutput]]] = deque()
     error, num_workers = None, choose_worker_count(pipeline)
     max_pending = max(pipeline.max_pending_blocks, num_workers)
     is_long = source.total_bytes is not None and source.total_bytes >= MIN_WORKER_BYTES
@@ -236,7 +229,7 @@ def start_threads(count: int) -> Iterator[tuple[ThreadPoolExecutor, threading.Ev
 
 
 def translate_block(
-    pipeline: TranslationPipeline, block: LineBlock[Line], should_stop: StopCheck | None = None
+    pipeline: TranslationPipeline, block: LineBlock, should_stop: StopCheck | None = None
 ) -> BlockOutput:
     output, first_index = pipeline.output_format, block.first_index
     translations, error = translate_until_error(pipeline, block.lines, first_index, block.source_name, should_stop)
@@ -245,22 +238,18 @@ def translate_block(
         for index, translation in enumerate(translations, first_index)
         for row in output.format_lines(translation, index)
     ]
-    messages = [
-        f"{block.source_name}, line {number:,}: too long to translate at once, translated in {count:,} parts"
-        for number, count in enumerate((each.segment_count for each in translations), first_index + 1)
-        if count > 1 and not pipeline.split_sentences
-    ]
-    messages += [
-        f"{block.source_name}, line {number:,}: {term}"
-        for number, each in enumerate(translations, first_index + 1)
-        for term in each.missed_terms
-    ]
+    messages = []
+    for number, translation in enumerate(translations, first_index + 1):
+        if translation.segment_count > 1 and not pipeline.split_sentences:
+            parts = f"translated in {translation.segment_count:,} parts"
+            messages.append(f"{block.source_name}, line {number:,}: too long to translate at once, {parts}")
+        messages += [f"{block.source_name}, line {number:,}: {term}" for term in translation.missed_terms]
     return "".join(f"{row}\n" for row in rows), messages, error
 
 
 def translate_until_error(
     pipeline: TranslationPipeline,
-    lines: Sequence[Line],
+    lines: Sequence[str],
     first_index: int,
     name: str,
     should_stop: StopCheck | None = None,
@@ -300,24 +289,25 @@ def choose_worker_count(pipeline: TranslationPipeline) -> int:
 
 
 def build_worker_pool(pipeline: TranslationPipeline, num_workers: int) -> TextWorkerPool[BlockOutput]:
-    run_in_main_process = partial(translate_block, pipeline)
-    return TextWorkerPool(pipeline.translator, PipelineSetup(pipeline), run_in_main_process, num_workers)
+    translator, rest = pipeline.translator, replace(pipeline, translator=cast(Translator, None))
+    parts = (translator.tokenizer, translator.folder, translator.model.config, rest)
+    setup = partial(build_block_handler, *parts)
+    return TextWorkerPool(translator, setup, partial(translate_block, pipeline), num_workers)
 
 
-class PipelineSetup:
-    """A pipeline as a worker gets it: everything but the weights."""
-
-    def __init__(self, pipeline: TranslationPipeline) -> None:
-        translator = pipeline.translator
-        self.tokenizer, self.folder, self.config = translator.tokenizer, translator.folder, translator.model.config
-        self.pipeline = replace(pipeline, translator=cast(Translator, None))
-
-    def build_handler(self, engine: RemoteEngine) -> Callable[[LineBlock[Line]], BlockOutput]:
-        with torch.device("meta"):  # only its config is used
-            model = Seq2Seq(self.config).eval()
-        translator = RemoteTranslator(model, self.tokenizer, folder=self.folder)
-        translator.remote_engine = engine
-        return partial(translate_block, replace(self.pipeline, translator=translator))
+def build_block_handler(
+    tokenizer: Tokenizer,
+    folder: Path | None,
+    config: Seq2SeqConfig,
+    pipeline: TranslationPipeline,
+    engine: RemoteEngine,
+) -> Callable[[LineBlock], BlockOutput]:
+    """Return what a worker runs for each block; it has everything but the weights."""
+    with torch.device("meta"):  # only its config is used
+        model = Seq2Seq(config).eval()
+    translator = RemoteTranslator(model, tokenizer, folder=folder)
+    translator.remote_engine = engine
+    return partial(translate_block, replace(pipeline, translator=translator))
 
 
 class RemoteTranslator(Translator):
@@ -341,6 +331,7 @@ def pretranslate_document(
     """Fill in the missing translations of a PO, XLIFF or TMX file, or translate a document of another format."""
     requested, own = LanguagePair(pipeline.source_lang, tgt), LanguagePair(*pipeline.languages)
     is_tmx = file.name.lower().endswith(".tmx")
+    augmented = read_data_settings(pipeline.translator.folder).get("augment", ())
     if not is_tmx:  # a TMX file gets new variants with the region of the target
         own = ANY_LANGUAGES.fill_open_sides(own.source, own.target)
     try:
@@ -351,7 +342,7 @@ def pretranslate_document(
             str(file),
             lambda texts: translate_document_texts(pipeline, texts, progress),
             transfer=lambda contents: transfer_markup(pipeline, contents, progress),
-            copies_tags=is_trained_with_tags(pipeline.translator.folder),
+            copies_tags=any(str(item).startswith(f"{TAGS}=") for item in augmented),
             src=requested.source or own.source,
             tgt=requested.target or own.target,
             fields=fields,

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from attent.data.images import ImageShape, read_image
-from attent.decoding.batching import batch_by_length, pad_token_ids
-from attent.decoding.loading import check_tokenizer_size, load_tokenizer, resolve_device_and_dtype
+from attent.decoding import loading
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
 from attent.interop import load as load_model
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
@@ -76,24 +75,19 @@ class Predictor:
         tokenizer: Tokenizer | None,
         *,
         name: str = "the model",
-        batch_tokens: int | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> None:
         """
-        name          name of the model in error messages
-        batch_tokens  tokens of a batch, with padding; None: what suits the device
-        notify        receives messages for the user, such as that texts were truncated
+        name    name of the model in error messages
+        notify  receives messages for the user, such as that texts were truncated
         """
-        if batch_tokens is not None and batch_tokens < 1:
-            raise AttentError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         if not isinstance(model, VisionTransformer):
             if tokenizer is None:
                 raise AttentError(
                     f"{name}: must have a tokenizer to read texts, but has none; load both from one folder"
                 )
-            check_tokenizer_size(tokenizer.source.size, model.config.vocab, f"{name}: its tokenizer")
-        self.model, self.tokenizer, self.name = model, tokenizer, name
-        self.batch_tokens, self.notify = batch_tokens, notify
+            loading.check_tokenizer_size(tokenizer.source.size, model.config.vocab, f"{name}: its tokenizer")
+        self.model, self.tokenizer, self.name, self.notify = model, tokenizer, name, notify
         self.notified: set[str] = set()
 
     @classmethod
@@ -103,15 +97,14 @@ class Predictor:
         *,
         device: str | torch.device | None = None,
         dtype: str | None = None,
-        batch_tokens: int | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> Self:
         """Load a folder of attent or Hugging Face; `dtype` None: float32."""
         path = locate_model(folder)
-        placed, precision = resolve_device_and_dtype(device, dtype or "float32")
+        placed, precision = loading.resolve_device_and_dtype(device, dtype or "float32")
         model = load_model(path, dtype=precision, device=placed)
-        tokenizer = None if isinstance(model, VisionTransformer) else load_tokenizer(path)
-        return cls(model, tokenizer, name=str(folder), batch_tokens=batch_tokens, notify=notify)
+        tokenizer = None if isinstance(model, VisionTransformer) else loading.load_tokenizer(path)
+        return cls(model, tokenizer, name=str(folder), notify=notify)
 
     # --- predictions -------------------------------------------------------------------------------------------------
 
@@ -129,17 +122,11 @@ class Predictor:
                 "or a BERT with its masked-word head"
             )
         check_is_list(texts)
-        masked_texts = [self._parse_masks(text) for text in texts]
+        masked_texts = [self.parse_masks(text) for text in texts]
         numbered = zip(masked_texts, line_numbers or range(1, len(texts) + 1), strict=True)
         rows = [self._encode_masked_text(masked_text, number) for masked_text, number in numbered]
         candidates = self._predict_masks(rows, top_k)
         return [self._fill_with_words(*each) for each in zip(texts, masked_texts, candidates, strict=True)]
-
-    def has_mask(self, text: str) -> bool:
-        return bool(self._parse_masks(text).mask_ids)
-
-    def encode_masked(self, text: str) -> list[int]:
-        return self.mask_tokens.encode(self._parse_masks(text))
 
     def _predict_masks(self, rows: Sequence[TokenizedText], top_k: int) -> list[list[tuple[list[int], list[float]]]]:
         model = self.model
@@ -237,7 +224,7 @@ class Predictor:
         stack = self.model.decoder if isinstance(self.model, CausalLM) else self.model.encoder
         return stack.positions.max_length
 
-    def _parse_masks(self, text: str) -> MaskedText:
+    def parse_masks(self, text: str) -> MaskedText:
         if not isinstance(text, str):
             raise AttentError(f"a text to fill must be a string, but is of type {type(text).__name__}")
         return self.mask_tokens.parse(text.strip())
@@ -294,17 +281,17 @@ class Predictor:
         self, rows: Sequence[TokenizedText], process: Callable[[list[TokenizedText], Tensor], list[T]]
     ) -> list[T]:
         """Return what `process` makes of the states of each batch, in the order of the rows."""
-        batch_tokens = self.batch_tokens or (CPU_BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS)
+        batch_tokens = CPU_BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS
         results: dict[int, T] = {}
         with eval_mode(self.model), torch.inference_mode():
-            for indices in batch_by_length([len(row.token_ids) for row in rows], batch_tokens):
+            for indices in loading.batch_by_length([len(row.token_ids) for row in rows], batch_tokens):
                 batch = [rows[index] for index in indices]
                 results |= dict(zip(indices, process(batch, self._compute_states(batch)), strict=True))
         return [results[index] for index in range(len(rows))]
 
     def _compute_states(self, batch: Sequence[TokenizedText]) -> Tensor:
         model = self.model
-        ids, lengths = pad_token_ids([row.token_ids for row in batch], self.device, self._vocabulary.pad)
+        ids, lengths = loading.pad_token_ids([row.token_ids for row in batch], self.device, self._vocabulary.pad)
         if isinstance(model, TextEncoder):
             return model(ids, lengths)
         if isinstance(model, Seq2Seq):

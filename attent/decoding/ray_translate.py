@@ -14,7 +14,7 @@ from typing import Any
 
 from attent import __version__
 from attent.decoding import pipeline as pipelines
-from attent.decoding.input_lines import LineBlock, LineSource, parse_text_line
+from attent.decoding.input_lines import LineBlock, LineSource
 from attent.decoding.options import DeviceOptions, InputError
 from attent.decoding.ray_cluster import connect_to_ray, get_reason
 from attent.storage.atomic import make_folder, open_output, write_atomic
@@ -23,7 +23,7 @@ from attent.storage.manifest import MANIFEST_FILE, hash_file
 TASK_BLOCKS = 8  # blocks of a task, which is the unit of resuming
 MAX_RETRIES = 3  # of a task whose worker died; Ray starts the worker again
 
-Task = tuple[Path, list[LineBlock[Any]]]  # blocks, and the file that gets their translation
+Task = tuple[Path, list[LineBlock]]  # blocks, and the file that gets their translation
 TaskResult = tuple[Task, str | None, list[str]]  # translation, None if the file exists; messages for the user
 
 
@@ -59,7 +59,7 @@ def translate_with_ray(
         if any(folder.iterdir()):
             progress.print_message(f"resuming with the finished blocks in {folder}")
         block_lines = pipelines.GPU_BLOCK_LINES if resources["num_gpus"] else pipelines.CPU_BLOCK_LINES
-        blocks = source.read_blocks(block_lines, parse_text_line)
+        blocks = source.read_blocks(block_lines)
         groups = iter(lambda: list(islice(blocks, TASK_BLOCKS)), [])
         tasks = ((folder / f"{number:08}.txt", group) for number, group in enumerate(groups))
         for (path, group), text, messages in run_tasks(ray, build_pipeline, resources, tasks):

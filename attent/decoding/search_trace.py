@@ -7,21 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attent.decoding import search
 from attent.decoding.constraints.base import NEG_INF
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
-from attent.decoding.search import (
-    BeamState,
-    SearchContext,
-    State,
-    StepModel,
-    advance_beams,
-    expand_beams,
-    mask_logits,
-    rank_continuations,
-    select_n_best,
-    start_search,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +49,17 @@ def trace_search(engine: TorchEngine[Any], request: SearchRequest, options: Sear
 
 @torch.no_grad()
 def trace_source(
-    model: StepModel[State],
+    model: search.StepModel[search.State],
     source: Tensor,
     lengths: Tensor | None,
     request: SearchRequest,
-    context: SearchContext,
+    context: search.SearchContext,
     *,
     prompt_ids: Sequence[int] = (),
     check_cancelled: Callable[[], None],
 ) -> SearchTrace:
     """Record the search as `search_requests` does it; prompt tokens and `start_id` are nodes before the first step."""
-    beams, state = start_search(model, source, lengths, [request], context, prompt_ids)
+    beams, state = search.start_search(model, source, lengths, [request], context, prompt_ids)
     nodes: list[TraceNode] = []
     last_prompt_node: int | None = None
     for i, token in enumerate([*prompt_ids, context.start_id][1:]):
@@ -80,25 +69,25 @@ def trace_source(
     while not bool(beams.done):
         check_cancelled()
         beams, live = trace_step(model, state, beams, context, nodes, live, len(prompt_ids))
-    (hypotheses,) = select_n_best(beams, context).to_hypotheses(context.end_id)
+    (hypotheses,) = search.select_n_best(beams, context).to_hypotheses(context.end_id)
     last_nodes = tuple(find_last_nodes(nodes, hypotheses, last_prompt_node))
     return SearchTrace(nodes=tuple(nodes), hypotheses=tuple(hypotheses), last_nodes=last_nodes)
 
 
 def trace_step(
-    model: StepModel[State],
-    state: State,
-    beams: BeamState,
-    context: SearchContext,
+    model: search.StepModel[search.State],
+    state: search.State,
+    beams: search.BeamState,
+    context: search.SearchContext,
     nodes: list[TraceNode],
     live: list[int | None],
     prompt_length: int = 0,
-) -> tuple[BeamState, list[int | None]]:
+) -> tuple[search.BeamState, list[int | None]]:
     """Run one step, append its candidates to `nodes`, and return the beams after it with their nodes."""
     step = int(beams.lengths)
     logits = model.step(beams.get_next_inputs(context.start_id), state)
     candidates = list_candidates(beams, logits.clone(), context)  # constraints change logits in place
-    beams, parents = advance_beams(beams, logits, context)
+    beams, parents = search.advance_beams(beams, logits, context)
     if parents is not None:
         state.reorder_beams(parents)
     own = range(context.num_beams) if parents is None else parents[0].tolist()
@@ -125,12 +114,14 @@ def trace_step(
     return beams, live_after
 
 
-def list_candidates(beams: BeamState, logits: Tensor, context: SearchContext) -> list[tuple[int, int, float, float]]:
+def list_candidates(
+    beams: search.BeamState, logits: Tensor, context: search.SearchContext
+) -> list[tuple[int, int, float, float]]:
     """Return the 2K best continuations: beam, token, its log-probability, the total."""
     K = context.num_beams
-    logits, log_norm = mask_logits(logits, beams, context)
-    tokens, totals = expand_beams(logits, log_norm, beams.log_probs, 2 * K)
-    parents, tokens, totals = (x[0] for x in rank_continuations(tokens, totals, K))
+    logits, log_norm = search.mask_logits(logits, beams, context)
+    tokens, totals = search.expand_beams(logits, log_norm, beams.log_probs, 2 * K)
+    parents, tokens, totals = (x[0] for x in search.rank_continuations(tokens, totals, K))
     log_probs = totals - beams.log_probs[0, parents]
     rows = zip(parents.tolist(), tokens.tolist(), log_probs.tolist(), totals.tolist(), strict=True)
     return [row for row in rows if row[3] > NEG_INF]

@@ -16,14 +16,22 @@ from torch import Tensor
 
 from attent.data.arrays import Array
 from attent.data.audio import AudioError, has_translations, iter_audio
+from attent.decoding import loading
 from attent.decoding.alignment import WORD_START_MARKERS
-from attent.decoding.batching import batch_by_length
-from attent.decoding.loading import compute_max_rows, load_tokenizer, read_data_settings, resolve_device_and_dtype
 from attent.decoding.options import Hypothesis, InputError, SearchOptions, StopCheck
 from attent.decoding.output_format import replace_line_breaks
 from attent.decoding.source_search import compute_audio_frames, search_sources
-from attent.decoding.speech_segments import AudioSegment, cut_finished, find_speech, iter_segments
-from attent.decoding.word_times import WORD, SpokenWord, compute_word_times, join_words, snap_to_silence
+from attent.decoding.speech_timing import (
+    WORD,
+    AudioSegment,
+    SpokenWord,
+    compute_word_times,
+    cut_finished,
+    find_speech,
+    iter_segments,
+    join_words,
+    snap_to_silence,
+)
 from attent.interop import load_as
 from attent.interop.whisper import WhisperSettings, detect_languages, read_settings
 from attent.models import Seq2Seq
@@ -129,13 +137,13 @@ class Transcriber:
         """Load a speech model, ours or Whisper; None: float32, language and task of fine-tuning. `model`: used as is"""
         path = locate_model(folder)
         if model is None:
-            placed, precision = resolve_device_and_dtype(device, dtype or "float32")
+            placed, precision = loading.resolve_device_and_dtype(device, dtype or "float32")
             model = load_as(path, Seq2Seq, frontend=AudioConfig, dtype=precision, device=placed)
-        tokenizer, whisper = load_tokenizer(path), None
+        tokenizer, whisper = loading.load_tokenizer(path), None
         if isinstance(tokenizer.target, WhisperVocabulary):
             whisper = read_settings(path, tokenizer.target)
             if whisper.is_multilingual:
-                data = read_data_settings(path)
+                data = loading.read_data_settings(path)
                 language = language or data.get("src") or whisper.default_language
                 task = task or ("translate" if has_translations(data.get("src"), data.get("tgt")) else None)
         return cls(model, tokenizer, max_seconds=max_seconds, whisper=whisper, language=language, task=task)
@@ -235,7 +243,7 @@ class Transcriber:
         states = [self._count_states(x) for x in segments]
         for language in dict.fromkeys(x.language for x in segments):
             indices = [i for i, x in enumerate(segments) if x.language == language]
-            yield from batch_by_length(states, self._compute_batch_states(), indices)
+            yield from loading.batch_by_length(states, self._compute_batch_states(), indices)
 
     def search(
         self,
@@ -287,7 +295,7 @@ class Transcriber:
         """Size a batch by the memory: a state has keys and values per decoder layer, and as much in the encoder."""
         decoder = self.model.config.decoder
         state_bytes = 8 * decoder.width * decoder.layers * next(self.model.parameters()).element_size()
-        return max(1, compute_max_rows(state_bytes, self.device, CPU_MAX_STATES, MAX_STATES))
+        return max(1, loading.compute_max_rows(state_bytes, self.device, CPU_MAX_STATES, MAX_STATES))
 
     # --- while a recording grows -------------------------------------------------------------------------------------
 

@@ -23,26 +23,17 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, Unpack, get_args, o
 import torch
 from torch import Tensor
 
-from attent.decoding import mbr
+from attent.decoding import loading
 from attent.decoding.alignment import Alignment, AlignmentError, align_rows, concatenate_alignments, load_selection
 from attent.decoding.constraints import NEG_INF, TargetVocabulary, build_constraints, has_loop
 from attent.decoding.constraints.phrase_automaton import find_phrase
-from attent.decoding.engines.ctranslate2 import CTranslate2Engine, find_ignored_conversions
+from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 from attent.decoding.engines.gpu.eligibility import drop_cached_searches
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
 from attent.decoding.engines.reference import SearchCancelled, SearchSession, TorchEngine
 from attent.decoding.ensemble import Ensemble, check_tokenizers
 from attent.decoding.forced_decoding import EncodedPair
-from attent.decoding.glossary import Glossary, TermPlacement
-from attent.decoding.loading import (
-    DTYPES,
-    check_model_exists,
-    check_tokenizer_size,
-    compute_max_rows,
-    load_tokenizer,
-    read_data_settings,
-    resolve_device_and_dtype,
-)
+from attent.decoding.glossary import Glossary, Phrases, TermPlacement, translate_terms
 from attent.decoding.options import (
     NO_CONSTRAINTS,
     EngineName,
@@ -56,9 +47,8 @@ from attent.decoding.options import (
     StopCheck,
     list_search_keywords,
 )
-from attent.decoding.quality import Quality
+from attent.decoding.quality import Quality, compute_expected_chrf, normalize_log_probs
 from attent.decoding.search import make_suppressed_tensor
-from attent.decoding.terminology import Phrases, translate_terms
 from attent.interop import load_as
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_file
@@ -203,8 +193,8 @@ class Translator:
         use_gpu_engine   the fused GPU engine and CUDA graphs; keeps some GPU memory for the next call
         notify           receives messages for the user, such as that another engine is used
         """
-        check_tokenizer_size(tokenizer.source.size, model.config.vocab, "the tokenizer of the source")
-        check_tokenizer_size(tokenizer.target.size, model.config.output_vocab, "the tokenizer of the target")
+        loading.check_tokenizer_size(tokenizer.source.size, model.config.vocab, "the tokenizer of the source")
+        loading.check_tokenizer_size(tokenizer.target.size, model.config.output_vocab, "the tokenizer of the target")
         if batch_tokens is not None and batch_tokens < 1:
             raise TranslationError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
@@ -252,18 +242,18 @@ class Translator:
             raise TranslationError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r}")
         paths = [locate_model(folder) for folder in folders]
         for path in paths:
-            check_model_exists(path)
+            loading.check_model_exists(path)
         if threads is not None:
             torch.set_num_threads(threads)
         models = [load_as(path, Seq2Seq) for path in paths]
-        tokenizers = [load_tokenizer(path, src, tgt) for path in paths]
+        tokenizers = [loading.load_tokenizer(path, src, tgt) for path in paths]
         check_tokenizers(tokenizers, [str(path) for path in paths])
-        placed, precision = resolve_device_and_dtype(device, dtype)
+        placed, precision = loading.resolve_device_and_dtype(device, dtype)
         model = models[0] if len(models) == 1 else Ensemble(models)
         # Rounding errors of a recurrent state accumulate, and cuDNN's LSTM does not compute in bfloat16.
         is_recurrent = any(isinstance(each.decoder, LSTMDecoder) for each in models)
         default = "float32" if is_recurrent else choose_dtype(placed, engine)
-        model = model.to(device=placed, dtype=precision or DTYPES[default]).eval()
+        model = model.to(device=placed, dtype=precision or loading.DTYPES[default]).eval()
         return cls(
             model,
             tokenizers[0],
@@ -591,7 +581,7 @@ class Translator:
     @cached_property
     def _raised_max_tokens(self) -> int:
         """`data.max_tokens` of the training run if it was raised above the default, else 0."""
-        tokens = read_data_settings(self.folder).get("max_tokens")
+        tokens = loading.read_data_settings(self.folder).get("max_tokens")
         return tokens if isinstance(tokens, int) and tokens > DEFAULT_MAX_TOKENS else 0
 
     def _count_special_tokens(self, to: str | None) -> int:
@@ -627,7 +617,7 @@ class Translator:
     @cached_property
     def context(self) -> int:
         """The number of preceding sentences that the model was trained to use."""
-        return read_data_settings(self.folder).get("context", 1) if has_separator(self.tokenizer.source) else 0
+        return loading.read_data_settings(self.folder).get("context", 1) if has_separator(self.tokenizer.source) else 0
 
     def _split_contexts(self, texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
         """Return the context of each text and the texts, of a model that was trained with context."""
@@ -924,8 +914,6 @@ class Translator:
         is_transformer = all(isinstance(model.decoder, Stack) for model in self._members)
         if self.engine == "torch" or (self.engine is None and (self.device.type != "cpu" or not is_transformer)):
             return None
-        for path in [] if self.folder is None else find_ignored_conversions(self.folder):
-            self._notify_once(f"{path}: ignored, since only conversions made from the weights here are used; delete it")
         try:
             if isinstance(self.model, Ensemble):
                 raise TranslationError("CTranslate2 does not support ensembles")
@@ -960,7 +948,7 @@ class Translator:
         )
         key_bytes_per_token *= len(self._members)
         row_bytes = 16 * config.output_vocab + 4 * key_bytes_per_token * (source + target)  # logits and KV cache
-        return max(1, compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
+        return max(1, loading.compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
 
     def _notify_once(self, message: str) -> None:
         with self._locks.notify_lock:
@@ -973,7 +961,7 @@ class Translator:
     def _rank_by_mbr(self, hypotheses: list[Hypothesis], options: SearchOptions) -> list[Hypothesis]:
         texts = [self.tokenizer.target.decode(hypothesis.token_ids) for hypothesis in hypotheses]
         log_probs = [hypothesis.log_prob for hypothesis in hypotheses]
-        expected = mbr.compute_expected_chrf(texts, None if options.sampling else mbr.normalize_log_probs(log_probs))
+        expected = compute_expected_chrf(texts, None if options.sampling else normalize_log_probs(log_probs))
         order = sorted(range(len(hypotheses)), key=lambda index: -float(expected[index]))
         return [hypotheses[index] for index in order[: options.n_best]]
 

@@ -4,21 +4,28 @@ JSON: recorded attention with the tokens of both sides, as docs/inspection.md de
 
 from __future__ import annotations
 
+import base64
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import unicodedata
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from rich.cells import cell_len
 from torch import Tensor, nn
 
-from attent.decoding.alignment import attach_observers
-from attent.inspection.json_arrays import pack_array, unpack_array
+from attent.decoding.alignment import WORD_START_MARKERS, attach_observers
+from attent.formatting import escape_invisible
 from attent.nn import Attention, AttentionRecord, get_attention_layers
 from attent.storage.errors import AttentError
+from attent.text.tokenizer_formats import BYTE_TOKEN
+from attent.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -97,13 +104,10 @@ class Trace(LayerMapping[list[Tensor]]):
         ]
         return pd.concat(frames, ignore_index=True)
 
-    def make_observer(self, path: str, qkv: bool) -> Callable[[AttentionRecord], None]:
-        def observer(record: AttentionRecord) -> None:
-            self.setdefault(path, []).append(record.weights)
-            if qkv:
-                self.qkv.setdefault(path, []).append(record)
-
-        return observer
+    def add(self, path: str, qkv: bool, record: AttentionRecord) -> None:
+        self.setdefault(path, []).append(record.weights)
+        if qkv:
+            self.qkv.setdefault(path, []).append(record)
 
 
 @contextmanager
@@ -136,7 +140,7 @@ def record(
         raise AttentError(f"`model` must be a model, but is of type {type(model).__name__}; see `attent.load`")
     trace = Trace()
     chosen = select_attention_layers(model, pattern, kind, layers)
-    with attach_observers(chosen.values(), [trace.make_observer(path, qkv) for path in chosen]):
+    with attach_observers(chosen.values(), [partial(trace.add, path, qkv) for path in chosen]):
         yield trace
 
 
@@ -268,3 +272,109 @@ def unpack_weights(layer: Mapping[str, Any], num_keys: int, rows: Tensor | None 
     if rows is not None:
         values, indices = values[:, rows], indices[:, rows]
     return torch.zeros(*values.shape[:2], num_keys).scatter(-1, indices, values)
+
+
+# --- compressed arrays in JSON, easy to decode in any language -------------------------------------------------------
+
+
+ArrayType = Literal["unit16", "uint16", "float16", "float32"]
+UNIT16_SCALE = 65535
+NUMPY_TYPES: dict[str, str] = {"unit16": "<u2", "uint16": "<u2", "float16": "<f2", "float32": "<f4"}
+MAX_FLOAT16 = 65280.0  # fits float16 even after rounding
+
+
+def pack_array(values: Tensor, array_type: ArrayType, *, drop_low_bit: bool = False) -> dict[str, Any]:
+    """Return {"type": "unit16", "shape": [8, 60, 60], "data": "..."}.
+
+    `data` is base64 of zlib of the little-endian bytes in planes: first the lowest byte of every number, then the next,
+    which compresses better. `unit16` are integers to be divided by 65535: weights, exact to 0.8e-5.
+    `drop_low_bit`: round float16 to three digits, which compresses better.
+    """
+    exact = values.detach().cpu().double().numpy()
+    if array_type == "unit16":
+        exact = np.rint(exact * UNIT16_SCALE)
+    elif array_type == "float16":
+        exact = exact.clip(-MAX_FLOAT16, MAX_FLOAT16)  # includes the -inf of masks
+    flat = np.ascontiguousarray(exact, dtype=NUMPY_TYPES[array_type])
+    if drop_low_bit and array_type == "float16":
+        bits = flat.view(np.uint16)
+        flat = ((bits + 1) & 0xFFFE).view(NUMPY_TYPES[array_type])  # to nearest; a carry into the exponent is correct
+    planes = flat.reshape(-1).view(np.uint8).reshape(-1, flat.itemsize).T.tobytes()
+    data = base64.b64encode(zlib.compress(planes, 6)).decode("ascii")
+    return {"type": array_type, "shape": list(flat.shape), "data": data}
+
+
+def unpack_array(packed: dict[str, Any]) -> Tensor:
+    try:
+        stored = np.dtype(NUMPY_TYPES[packed["type"]])
+        planes = np.frombuffer(zlib.decompress(base64.b64decode(packed["data"], validate=True)), np.uint8)
+        flat = planes.reshape(stored.itemsize, -1).T.copy().view(stored).reshape(tuple(packed["shape"]))
+        if list(flat.shape) != packed["shape"]:  # NumPy replaces negative numbers
+            raise ValueError(f"shape {packed['shape']}")
+    except (ValueError, KeyError, TypeError, zlib.error) as error:
+        raise AttentError(f"an array is damaged ({error}); create the file again") from error
+    numbers = torch.from_numpy(flat.astype(np.int64 if packed["type"] == "uint16" else np.float32))
+    return numbers / UNIT16_SCALE if packed["type"] == "unit16" else numbers
+
+
+# --- tokens as displayed ---------------------------------------------------------------------------------------------
+
+
+CONTINUATION_PREFIX = "##"  # WordPiece prefix inside a word
+NEWLINE_SYMBOL = "⏎"
+REPLACEMENT_CHARACTER = "\ufffd"  # of incomplete UTF-8
+SPACE_SYMBOL, DOTTED_CIRCLE = "␣", "◌"
+
+
+def build_display_tokens(
+    vocabulary: Vocabulary, ids: Sequence[int], *, is_decoder_input: bool = False
+) -> tuple[DisplayToken, ...]:
+    """`is_decoder_input`: the first token is the decoder's start token, whatever else its id means."""
+    pieces = vocabulary.to_pieces(ids)
+    tokens = [build_display_token(vocabulary, token, piece) for token, piece in zip(ids, pieces, strict=True)]
+    if is_decoder_input and tokens:
+        tokens[0] = DisplayToken(pieces[0], "start", special="start")
+    return tuple(tokens)
+
+
+def build_display_token(vocabulary: Vocabulary, token_id: int, piece: str) -> DisplayToken:
+    special = get_special_kind(vocabulary, token_id, piece)
+    if special is not None:
+        text = {"tag": piece, "byte": piece.strip("<>").replace("0x", "")}.get(special, special)
+        return DisplayToken(piece, text, special=special)
+    if token_id in vocabulary.sentinels:
+        return DisplayToken(piece, piece.strip("<>"), special="mask")
+    text = vocabulary.decode([token_id])
+    # WordPiece marks continuations, not word starts: does the decoder put a space before the token?
+    space = bool(text.strip()) and f"{text} {text}" == vocabulary.decode([token_id, token_id])
+    space = space or piece.startswith(WORD_START_MARKERS)
+    if REPLACEMENT_CHARACTER in text:
+        return DisplayToken(piece, piece.lstrip("".join(WORD_START_MARKERS)) or piece, space, "byte")
+    if piece.startswith(CONTINUATION_PREFIX) and piece != CONTINUATION_PREFIX:
+        return DisplayToken(piece, piece.removeprefix(CONTINUATION_PREFIX), False)
+    return DisplayToken(piece, text.strip() or NEWLINE_SYMBOL * text.count("\n"), space)
+
+
+def get_special_kind(vocabulary: Vocabulary, token_id: int, piece: str) -> SpecialKind | None:
+    if BYTE_TOKEN.fullmatch(piece):
+        return "byte"
+    if piece.startswith("<2") and piece[2:-1] in vocabulary.tags:
+        return "tag"
+    special_ids: tuple[tuple[int | None, SpecialKind], ...] = (
+        (vocabulary.mask, "mask"),
+        (vocabulary.end, "end"),
+        (vocabulary.unknown, "unknown"),
+        (vocabulary.pad, "pad"),
+        (vocabulary.start, "start"),
+    )
+    return next((special for special_id, special in special_ids if token_id == special_id), None)
+
+
+def format_token(token: Mapping[str, Any]) -> str:
+    """Format a token on one line: ‹end› for special tokens, ␣ for a space."""
+    text = escape_invisible(str(token["text"]))
+    if token["special"] is not None:
+        return f"‹{text}›"
+    if text and unicodedata.category(text[0])[0] == "M":
+        text = DOTTED_CIRCLE + text  # a lone accent would combine with the character before it
+    return text if cell_len(text) else SPACE_SYMBOL

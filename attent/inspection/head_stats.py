@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,9 +55,9 @@ MIN_WORDS = 2  # per side: a single word has no competitor for its links
 StatUnit = Literal["share", "bits", "tokens"]
 
 
-def stat(unit: StatUnit, text: str, label: str = "") -> Any:
-    """A field of `HeadValues`, which is also a column of its table; the default label is the name."""
-    return field(default=None, metadata={"label": label, "unit": unit, "help": text})
+def stat(unit: StatUnit, text: str, **label: str) -> Any:
+    """A field of `HeadValues`, which is also a column of its table; the default label is the name with spaces."""
+    return field(default=None, metadata={"unit": unit, "help": text, **label})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,18 +82,14 @@ class HeadValues:
         "share",
         "Weight on other occurrences of the same token. In cross-attention: on source tokens equal to the output "
         "token, such as names and numbers.",
-        "same token",
     )
     top_key: float | None = stat(
         "share",
         "Mean weight on the most attended key of a sentence: near 100% if all queries attend to the same key.",
-        "top key",
     )
     distance: float | None = stat("tokens", "Mean distance between query and key.")
     entropy: float | None = stat("bits", "0: all weight on one key. 3 bits: like a uniform distribution over 8 keys.")
-    normalized_entropy: float | None = stat(
-        "share", "Entropy divided by its maximum: 100% is uniform attention.", "normalized entropy"
-    )
+    normalized_entropy: float | None = stat("share", "Entropy divided by its maximum: 100% is uniform attention.")
     confidence: float | None = stat(
         "share", "Mean of each query's maximum weight, the end token excluded (Voita et al. 2019)."
     )
@@ -101,10 +98,10 @@ class HeadValues:
         "share",
         "Share of mutual links: the source word with the most weight from a target word, when that word is the output, "
         "receives no more weight from any other target word.",
-        "aligned (output)",
+        label="aligned (output)",
     )
     aligned_on_input: float | None = stat(
-        "share", "The same one step later, when the word is the decoder input.", "aligned (input)"
+        "share", "The same one step later, when the word is the decoder input.", label="aligned (input)"
     )
 
 
@@ -134,7 +131,7 @@ class HeadStatsReport:
     def to_document(self) -> dict[str, Any]:
         rows = [asdict(head) for head in self.heads]
         used = [each for each in fields(HeadValues) if any(row["values"][each.name] is not None for row in rows)]
-        columns = [{"key": each.name, **each.metadata, "label": each.metadata["label"] or each.name} for each in used]
+        columns = [{"key": each.name, "label": each.name.replace("_", " "), **each.metadata} for each in used]
         for row in rows:
             values = {each.name: row["values"][each.name] for each in used}
             row["values"] = {key: value if value is None else round(value, 4) for key, value in values.items()}
@@ -190,7 +187,7 @@ def measure_heads(
             words = [TokenWordMap.from_row(tokenizer, sources[i], targets[i], encoded[i]) for i in indices]
             batch = TeacherForcingBatch.from_ids(model, [row.source for row in rows], [row.target for row in rows])
             categories = BatchKeyCategories(model, tokenizer, rows, words)
-            observers = [categories.make_observer(path, accumulators[path]) for path in layers]
+            observers = [partial(categories.observe, path, accumulators[path]) for path in layers]
             with attach_observers(layers.values(), observers):
                 batch.compute_states(model)
     return HeadStatsReport(
@@ -225,15 +222,11 @@ class BatchKeyCategories:
         self.word_pairs = word_pairs
         self.cache: dict[tuple[str, str], KeyCategories] = {}
 
-    def make_observer(self, path: str, accumulator: HeadAccumulator) -> Callable[[AttentionRecord], None]:
+    def observe(self, path: str, accumulator: HeadAccumulator, record: AttentionRecord) -> None:
         kind = path.partition(".")[0], path.rpartition(".")[2]
-
-        def observer(record: AttentionRecord) -> None:
-            if kind not in self.cache:
-                self.cache[kind] = self.build_categories(*kind, record)
-            accumulator.observe(record.weights.float(), self.cache[kind])
-
-        return observer
+        if kind not in self.cache:
+            self.cache[kind] = self.build_categories(*kind, record)
+        accumulator.observe(record.weights.float(), self.cache[kind])
 
     def build_categories(self, stack: str, sublayer: str, record: AttentionRecord) -> KeyCategories:
         B, _, Tq, Tk = record.weights.shape

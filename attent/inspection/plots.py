@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from torch import Tensor
 
 from attent.formatting import escape_invisible
-from attent.inspection.attention_trace import unpack_weights
-from attent.inspection.display_tokens import format_token
+from attent.inspection.attention_trace import format_token, unpack_weights
 from attent.storage.atomic import write_output
 from attent.storage.errors import AttentError
 

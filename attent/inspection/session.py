@@ -22,23 +22,13 @@ from attent.decoding.transcriber import Transcriber
 from attent.decoding.translator import Translator
 from attent.formatting import format_count
 from attent.inspection import ablate, head_stats
-from attent.inspection.attention_trace import (
-    FORMAT,
-    VERSION,
-    AttentionKind,
-    AttentionWeights,
-    LayerMapping,
-    build_frame,
-    unpack_weights,
-)
-from attent.inspection.display_tokens import format_token
-from attent.inspection.head_masking import ModelPart
+from attent.inspection import attention_trace as trace
+from attent.inspection.ablate import ModelPart
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors.base import InspectionRequest, Inspector
-from attent.inspection.inspectors.speech import SpeechInspector
+from attent.inspection.inspectors.front_ends import CaptioningInspector, SpeechInspector, VisionInspector
+from attent.inspection.inspectors.seq2seq import TranslationInspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
-from attent.inspection.inspectors.translation import TranslationInspector
-from attent.inspection.inspectors.vision import CaptioningInspector, VisionInspector
 from attent.interop import load
 from attent.models import CausalLM, Seq2Seq, VisionTransformer
 from attent.nn import AudioConfig
@@ -65,7 +55,7 @@ def look(
     to: str | None = None,
     beam_size: int = 4,
     mask: str | Sequence[str] = (),
-    kind: AttentionKind | None = None,
+    kind: trace.AttentionKind | None = None,
     layers: int | Sequence[int] | None = None,
 ) -> Inspection:
     """Run a model on a text and record every attention head; a notebook shows the result as an interactive page.
@@ -219,14 +209,16 @@ class Inspection:
         return f"<iframe {attributes} srcdoc='{page}'>{html.escape(repr(self))}</iframe>"
 
     @cached_property
-    def attention(self) -> Mapping[str, AttentionWeights]:
+    def attention(self) -> Mapping[str, trace.AttentionWeights]:
         """The weights of each layer by module path: arrays (heads, queries, keys) with `.queries` and `.keys`."""
         sides = self.document["sides"].items()
-        tokens = {name: tuple(map(format_token, side["tokens"])) for name, side in sides}
-        weights = LayerMapping[AttentionWeights]()
+        tokens = {name: tuple(map(trace.format_token, side["tokens"])) for name, side in sides}
+        weights = trace.LayerMapping[trace.AttentionWeights]()
         for layer in self.document["layers"]:
             queries, keys = tokens[layer["queries"]], tokens[layer["keys"]]
-            weights[layer["path"]] = AttentionWeights.from_tensor(unpack_weights(layer, len(keys)), queries, keys)
+            weights[layer["path"]] = trace.AttentionWeights.from_tensor(
+                trace.unpack_weights(layer, len(keys)), queries, keys
+            )
         return weights
 
     def to_frame(self) -> DataFrame:
@@ -235,7 +227,7 @@ class Inspection:
 
         frames = []
         for path, weights in self.attention.items():
-            frames.append(build_frame(weights, ("head", "query", "key"), path=path))
+            frames.append(trace.build_frame(weights, ("head", "query", "key"), path=path))
             for axis, tokens in (("query", weights.queries), ("key", weights.keys)):
                 frames[-1][f"{axis}_token"] = np.array(tokens)[frames[-1][axis]]
         return pd.concat(frames, ignore_index=True)
@@ -244,8 +236,10 @@ class Inspection:
     def from_json(cls, text: str) -> Inspection:
         """Read the output of `to_json` or `attent look --json`; weights are exact to 0.8e-5, q, k, v to 3 digits."""
         document = settings.parse_json(text.encode(), "the inspection")
-        if (document.get("format"), document.get("version")) != (FORMAT, VERSION):
-            raise AttentError(f'an inspection must have "format": "{FORMAT}" and "version": {VERSION}; create it again')
+        if (document.get("format"), document.get("version")) != (trace.FORMAT, trace.VERSION):
+            raise AttentError(
+                f'an inspection must have "format": "{trace.FORMAT}" and "version": {trace.VERSION}; create it again'
+            )
         return cls(document)
 
     def to_json(self) -> str:
@@ -260,7 +254,7 @@ class Inspection:
         layer: int | str | None = None,
         head: int | Sequence[int] | None = None,
         *,
-        kind: AttentionKind | None = None,
+        kind: trace.AttentionKind | None = None,
         all_kinds: bool = False,
     ) -> Figure:
         """Return a matplotlib figure: one head large, or several in a grid.

@@ -54,8 +54,6 @@ class AlignmentReport:
     num_sentences: int
     candidates: tuple[AlignmentCandidate, ...]  # in the order of `list_selections`
     best: AlignmentCandidate
-    by_agreement: AlignmentCandidate  # the selection without gold alignments
-    default: AlignmentCandidate
     one_way: AlignmentScores  # of the best on the test half, one link for each target word
     mutual: AlignmentScores  # the same, mutual links only
     skipped_links: tuple[str, ...]  # gold links to missing words
@@ -167,10 +165,8 @@ def evaluate_alignment(
         )
     rows, selections = encode_pairs(model, tokenizer, sources, targets, to), word_alignment.list_selections(model)
     counts = torch.zeros(len(rows), len(selections), 3)  # of sure, possible and all predicted links
-    mutual = torch.zeros(len(selections), 2)  # mutual and all links
     for index, weights in word_alignment.compute_word_weights(model, tokenizer, sources, targets, rows):
         counts[index] = count_pair_hits(weights, gold[index])
-        mutual += word_alignment.count_mutual_links(weights)
     num_sure = [len(pair.sure) for pair in gold]
     parts = [(counts[part].sum(0).tolist(), sum(num_sure[part])) for part in (SELECTION_HALF, TEST_HALF, slice(None))]
     candidates = []
@@ -183,10 +179,6 @@ def evaluate_alignment(
         num_sentences=len(gold),
         candidates=tuple(candidates),
         best=best,
-        by_agreement=candidates[int((mutual[:, 0] / mutual[:, 1].clamp(min=1)).argmax())],
-        default=next(
-            candidate for candidate in candidates if candidate.choice == word_alignment.get_default_selection(model)
-        ),
         one_way=score_alignments([alignment.all_links for alignment in alignments], gold[TEST_HALF]),
         mutual=score_alignments([alignment.mutual_links for alignment in alignments], gold[TEST_HALF]),
         skipped_links=skipped,

@@ -15,7 +15,6 @@ from attent.data.in_memory import CorpusInput, InMemoryCorpus, is_in_memory
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.text_corpus import list_eval_files
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
-from attent.decoding.captioner import Captioner
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import TargetScores, score_targets
 from attent.decoding.input_lines import decode_line
@@ -29,7 +28,7 @@ from attent.decoding.options import (
     SearchOptions,
     list_search_keywords,
 )
-from attent.decoding.source_search import IMAGE_MAX_LENGTH
+from attent.decoding.source_search import IMAGE_MAX_LENGTH, Captioner
 from attent.decoding.transcriber import Transcriber, Transcript
 from attent.decoding.translator import Translator
 from attent.formatting import format_count
@@ -38,7 +37,7 @@ from attent.interop.conversion import get_dtype_name
 from attent.models import Seq2Seq
 from attent.nn import AudioConfig
 from attent.scoring.alignment import AlignmentReport, GoldAlignment, evaluate_alignment, read_gold_alignments
-from attent.scoring.evaluate import evaluate
+from attent.scoring.evaluate import RobustnessScore, evaluate, measure_robustness
 from attent.scoring.metrics import (
     CAPTION_METRICS,
     DEFAULT_SCORE_METRICS,
@@ -50,7 +49,6 @@ from attent.scoring.metrics import (
     make_metric,
 )
 from attent.scoring.report import ScoreReport
-from attent.scoring.robustness import RobustnessScore, measure_robustness
 from attent.storage.atomic import write_output
 from attent.storage.hub import find_origin, locate_model
 from attent.storage.manifest import check_outputs, explain_save_errors

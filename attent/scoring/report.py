@@ -8,13 +8,12 @@ from typing import Any
 
 from rich.text import Text
 
-from attent.decoding.alignment import HeadSelection, MeasuredSelection
+from attent.decoding.alignment import MeasuredSelection
 from attent.decoding.forced_decoding import TargetScores, compute_perplexity
 from attent.formatting import escape_invisible, format_count
 from attent.scoring.alignment import AlignmentReport
-from attent.scoring.evaluate import Evaluation
+from attent.scoring.evaluate import Evaluation, RobustnessScore, list_robustness_rows
 from attent.scoring.metrics import METRICS, MetricScore, PairedComparison, ScoreError, format_metrics
-from attent.scoring.robustness import RobustnessScore, list_robustness_rows
 
 MAX_LISTED_LINKS = 5
 NUM_WORST = 5  # sentences that are shown
@@ -258,19 +257,12 @@ def render_alignment(report: AlignmentReport) -> Iterator[Text]:
 
 def render_best_alignment(report: AlignmentReport) -> Iterator[Text]:
     yield render_heading("Best heads", f"{report.best.choice}; saved in the model folder")
-    agreement, default = report.by_agreement, report.default
     scored = (("test half", report.one_way), ("  mutual links only", report.mutual))
     rows = [
         ["selection half", f"{report.best.selection_aer:.1f}", "", ""],
         *([name, f"{s.aer:.1f}", f"{s.precision:.1f}", f"{s.recall:.1f}"] for name, s in scored),
-        [f"  by agreement: {_short_choice(agreement.choice)}", f"{agreement.test_aer:.1f}", "", ""],
-        [f"  by default: {_short_choice(default.choice)}", f"{default.test_aer:.1f}", "", ""],
     ]
     yield from render_table(rows, ["", "AER", "precision", "recall"], bold_column=1)
     if links := report.skipped_links:
         more = f" and {len(links) - MAX_LISTED_LINKS:,} more" if len(links) > MAX_LISTED_LINKS else ""
         yield Text(f"skipped links to missing words: {', '.join(links[:MAX_LISTED_LINKS])}{more}", "yellow")
-
-
-def _short_choice(choice: HeadSelection) -> str:
-    return str(choice).partition(", at")[0]

@@ -1,7 +1,7 @@
 """ASGI apps: endpoints behind a guard, with request ids, metrics and an access log; and the app of the live page.
 
 It imports no torch: models are behind a backend. Requests are validated in `endpoints` and `request`, limited in
-`limits` and `admission`; `server` runs the app.
+`limits` and `admission`; `run` runs it.
 """
 
 import asyncio

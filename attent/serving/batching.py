@@ -118,8 +118,6 @@ class SearchBatcher:
             began = time.monotonic()
             self._search_batch(batch)
             size, seconds = len(batch), time.monotonic() - began
-            with self._changed:
-                self._num_running -= size
 
     def _search_batch(self, batch: list[WaitingSource]) -> None:
         """Search a batch; if it fails, search each source alone, so that one request cannot fail those of others."""
@@ -152,6 +150,7 @@ class SearchBatcher:
         """
         with self._changed:
             end, num_before = time.monotonic() + max_seconds, self._num_arrived
+            self._num_running -= num_answered
             while True:
                 self._remove_cancelled()
                 if not self._waiting:

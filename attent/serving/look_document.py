@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from attent.decoding.options import SearchOptions, StopCheck
-from attent.inspection.head_masking import ModelPart, find_part
+from attent.inspection.ablate import ModelPart, find_part
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors.base import InputTooLongError, InspectionRequest, Inspector
-from attent.inspection.inspectors.translation import TranslationInspector
+from attent.inspection.inspectors.seq2seq import TranslationInspector
 from attent.serving.endpoints import LookRequest
 from attent.serving.limits import ApiError, Limits
 

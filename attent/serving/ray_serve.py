@@ -17,7 +17,6 @@ from attent.serving import limits
 from attent.serving.backend import MAX_ATTEMPTS, LocalBackend, ServiceConfig
 from attent.serving.gateway import ServerOptions
 from attent.serving.limits import ServeError
-from attent.serving.server import reserve_port
 from attent.serving.translation_app import TranslationApp
 
 APP_NAME = "attent"
@@ -31,7 +30,7 @@ def serve_on_ray(
     options: ServerOptions,
     replicas: int | tuple[int, int],
     host: str,
-    port: int | None,
+    port: int,
     on_ready: Callable[[str], None],
 ) -> None:
     """Serve on the cluster at $RAY_ADDRESS, or on a new one on this machine, until Ctrl-C or SIGTERM.
@@ -68,8 +67,6 @@ def serve_on_ray(
             ray_actor_options=resources,
             **scaling,
         )
-        with reserve_port(host, port) as reserved:
-            port = reserved.getsockname()[1]
         try:
             serve.start(proxy_location="EveryNode", http_options={"host": host, "port": port})
             serve.run(deployment.bind(), name=APP_NAME, route_prefix="/")

@@ -23,7 +23,6 @@ from attent.decoding.engines.ctranslate2 import BATCH_BEAM_TOKENS
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation.generator import Generator
 from attent.decoding.glossary import Glossary
-from attent.decoding.input_lines import Line
 from attent.decoding.loading import check_model_exists, read_data_settings
 from attent.decoding.options import DeviceOptions, Hypothesis, SearchOptions, SearchRequest, StopCheck
 from attent.decoding.pipeline import (
@@ -34,7 +33,7 @@ from attent.decoding.pipeline import (
 )
 from attent.decoding.translator import Translation, Translator
 from attent.inspection.html_page import build_live_csp
-from attent.inspection.inspectors.translation import TranslationInspector
+from attent.inspection.inspectors.seq2seq import TranslationInspector
 from attent.interop import load
 from attent.models import CausalLM, Seq2Seq
 from attent.serving.batching import SearchBatcher
@@ -392,9 +391,9 @@ class HtmlPipeline(FilePipeline):
     translations: list[Translation] = field(default_factory=list)
 
     def translate(
-        self, lines: Sequence[Line], first_index: int = 0, should_stop: StopCheck | None = None
+        self, texts: Sequence[str], first_index: int = 0, should_stop: StopCheck | None = None
     ) -> list[Translation]:
-        translations = super().translate(lines, first_index, should_stop)
+        translations = super().translate(texts, first_index, should_stop)
         self.translations.extend(translations)
         return translations
 

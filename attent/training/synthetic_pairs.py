@@ -37,10 +37,10 @@ from attent.data.token_store import identify_corpus
 from attent.decoding.engines.gpu.eligibility import drop_cached_searches
 from attent.decoding.input_lines import LineSource
 from attent.decoding.loading import resolve_target_lang
-from attent.decoding.mbr import compute_pairwise_chrf
 from attent.decoding.options import SamplingOptions, SearchOptions
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.pipeline import TranslationPipeline, iterate_translated_blocks
+from attent.decoding.quality import compute_pairwise_chrf
 from attent.decoding.translator import Translator
 from attent.formatting import format_count
 from attent.models import Seq2Seq
@@ -273,15 +273,12 @@ def translate_missing(job: TranslationJob, texts: Sequence[str], done: int, path
             actual = f"{model_source or '?'} to {model_target or '?'}"
             problem = f"must translate {source} to {target}, but translates {actual}; give another model"
             raise TrainError(f"{job.models[0]}: {problem}")
-    content = "\n".join(texts[done:]).encode()
+    content = "\n".join(texts[done:]).replace("\0", "").encode()
     lines = LineSource(
         name=job.name, chunks=[content], has_more=lambda: True, total_bytes=len(content), first_index=done
     )
     report = context.track_progress(f"translating {job.name}", "sentences", len(texts))
-    with (
-        open(path, "ab") as file,
-        closing(iterate_translated_blocks(pipeline, lines, lambda row, _: row.decode())) as blocks,
-    ):
+    with open(path, "ab") as file, closing(iterate_translated_blocks(pipeline, lines)) as blocks:
         for block, (text, _, error) in blocks:
             if error is not None:
                 raise TrainError(error)

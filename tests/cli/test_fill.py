@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attent.cli import input_texts, main
+from attent.cli import main, shared
 from attent.models import weights
 from tests.decoding.encoder_models import encoder, sentencepiece
 
@@ -84,7 +84,7 @@ def test_lines_without_a_mask_are_unchanged_and_counted(
 def test_line_numbers_continue_across_blocks(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(input_texts, "BLOCK_TEXTS", 2)
+    monkeypatch.setattr(shared, "BLOCK_TEXTS", 2)
     far = "the cat sat on the mat " * 20 + "[MASK]"
     (tmp_path / "lines.txt").write_text(f"The [MASK]\nA cat\nA [MASK]\nA dog\n{far}\n", encoding="utf-8")
     assert main(["fill", model, str(tmp_path / "lines.txt")]) == 1

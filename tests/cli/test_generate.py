@@ -196,13 +196,12 @@ def test_device_flags_reach_the_generator(model_folder: Path, capsys: Capture, m
     monkeypatch.setattr(Generator, "load", keep_loaded)
     threads = list[int]()
     monkeypatch.setattr("torch.set_num_threads", threads.append)
-    flags = ["--dtype", "bfloat16", "--batch-size", "7", "--device", "cpu", "--max-new-tokens", "1"]
+    flags = ["--dtype", "bfloat16", "--device", "cpu", "--max-new-tokens", "1"]
     assert run(capsys, model_folder, "The", *flags, "--threads", "3")[0] == 0
-    assert (loaded[0].batch_size, next(loaded[0].model.parameters()).dtype) == (7, torch.bfloat16)
+    assert next(loaded[0].model.parameters()).dtype == torch.bfloat16
     assert threads == [3]
-    for flag in ("--threads", "--batch-size"):
-        code, _, error = run(capsys, model_folder, "The", flag, "0")
-        assert (code, f"{flag} must be 1 or more, but is 0" in error) == (2, True)
+    code, _, error = run(capsys, model_folder, "The", "--threads", "0")
+    assert (code, "--threads must be 1 or more, but is 0" in error) == (2, True)
 
 
 def test_help_does_not_import_torch() -> None:

@@ -19,7 +19,7 @@ import torch
 import attent
 from attent import cli
 from attent.cli import look
-from attent.cli.line_progress import print_status
+from attent.cli.shared import print_status
 from attent.inspection.head_stats import HEAD_STATS_FILE
 from attent.inspection.session import Inspection
 from attent.models import CausalLM, Seq2Seq, TextEncoder, VisionTransformer
@@ -230,8 +230,8 @@ def test_values_at_their_limits(flags: dict[str, Any], problem: str | None) -> N
         (None, {"ablate": True}, "--ablate and --prune need parallel text: add --data valid.tsv"),
         ("a", {"ablate": True, "data": ("d",)}, "run on the pairs of --data: leave the sentence out"),
         (None, {"ablate": True, "data": ("d",), "json": "-"}, "run on the pairs of --data: leave --json out"),
-        (None, {"ablate": True, "data": ("d",), "heads": (0,)}, "leave --heads out (--parts selects the kind)"),
-        (None, {"layers": (0,)}, "--layers needs a sentence; on the live page"),
+        (None, {"ablate": True, "data": ("d",), "heads": (0,)}, "leave --heads out"),
+        (None, {"layers": (0,)}, "--layers needs a sentence"),
         (None, {"target": "b"}, "--target needs a sentence"),
         (" ", {}, "the sentence must not be empty"),
         ("a", {"heads": (0,), "png": Path("a.png")}, None),
@@ -415,7 +415,7 @@ def test_live_page_gets_the_flags_and_announces_its_address(
     opened: list[str] = []
     monkeypatch.setattr(look, "open_in_browser", opened.append)
     monkeypatch.setattr("attent.serving.live_page.create_live_app", lambda _, **flags: served.update(flags))
-    monkeypatch.setattr("attent.serving.server.serve_app", lambda _, **flags: served.update(flags))
+    monkeypatch.setattr("attent.serving.run.serve_app", lambda _, **flags: served.update(flags))
     assert cli.main(["look", str(folder_copy)]) == 0
     assert (served["to"], served["examples"], served["port"]) == (None, [], None)
     write_log(folder_copy / LOG_FILE, "first", "last")

@@ -48,8 +48,8 @@ $ attent embed M "A text" -o vectors.txt
 2 --output must end in .npy, but is vectors.txt
 $ attent embed M "A text" -o nowhere/vectors.npy
 2 nowhere/vectors.npy: must be in an existing folder, but is not; create the folder first
-$ attent embed M "A text" --json --batch-tokens 0
-2 --batch-tokens must be 1 or more, but is 0
+$ attent embed M "A text" --json --threads 0
+2 --threads must be 1 or more, but is 0
 $ attent embed nowhere "A text" --json
 1 nowhere: must be a model folder, but does not exist; give the folder that holds config.json
 $ attent fill M "The [MASK]" --top 0
@@ -85,7 +85,7 @@ $ attent look M --ablate
 $ attent look M --ablate --data x --json -
 2 --ablate and --prune run on the pairs of --data: leave --json out
 $ attent look M --ablate --data x --layers 0
-2 --ablate and --prune mask every part: leave --layers out (--parts selects the kind)
+2 --ablate and --prune run on the pairs of --data: leave --layers out
 $ attent look M a --png a.gif
 2 --png must be a file that ends in .png, but is a.gif
 $ attent look M a -o nowhere/look.html
@@ -99,7 +99,7 @@ $ attent look M --port 99999
 $ attent look M a b
 2 unexpected argument `b`; put a sentence in quotes
 $ attent look M --kind cross
-2 --kind needs a sentence; on the live page heads are selected in the page: leave it out
+2 --kind needs a sentence: attent look MODEL "A man rides a bike."
 $ attent look M --text-pair b
 2 --text-pair needs a sentence: attent look MODEL "A man rides a bike."
 $ attent look nowhere a

@@ -12,13 +12,12 @@ import pytest
 import soundfile
 
 from attent.cli import main
-from attent.cli.line_progress import ProgressDisplay
+from attent.cli.shared import ProgressDisplay
 from attent.cli.transcribe import list_files, plan_outputs, write_transcripts
 from attent.data.audio import AudioError
-from attent.decoding.output_format import replace_line_breaks
+from attent.decoding.output_format import format_transcript, replace_line_breaks
+from attent.decoding.speech_timing import SpokenWord
 from attent.decoding.transcriber import Transcriber, Transcript, TranscriptSegment, read_live_audio
-from attent.decoding.transcript_format import format_transcript
-from attent.decoding.word_times import SpokenWord
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.models.weights import save_model

@@ -24,13 +24,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 import attent
 from attent import cli, models
-from attent.cli.line_progress import ProgressDisplay
-from attent.cli.search_flags import SearchFlags, build_search_options, use_flag_names
+from attent.cli.shared import ProgressDisplay, SearchFlags, build_search_options, use_flag_names
 from attent.cli.translate import TranslateFlags, build_pipeline
 from attent.data.formats.units import SkippedUnit
 from attent.data.pretranslate import PretranslateResult
 from attent.decoding import input_lines
-from attent.decoding.input_lines import LineSource, parse_text_line
+from attent.decoding.input_lines import LineSource
 from attent.decoding.options import SCORE_FORMULAS, PhraseConstraints, SamplingOptions, SearchOptions
 from attent.decoding.pipeline import TranslationPipeline, report_pretranslation, translate_lines
 from attent.decoding.translator import Translator, translate_texts
@@ -274,7 +273,7 @@ def test_each_block_is_written_before_the_next_is_read(
             yield f"{DOG}\n".encode()
 
     source = LineSource(name="text", chunks=chunks(), has_more=lambda: True)
-    translate_lines(pipeline, source, parse_text_line, out, ProgressDisplay(io.StringIO()))
+    translate_lines(pipeline, source, out, ProgressDisplay(io.StringIO()))
     assert seen == [0, 1, 2]
 
 
@@ -295,18 +294,19 @@ def test_concurrent_blocks_stay_in_order(trained_model: Path, tmp_path: Path, ca
 
 
 @pytest.mark.usefixtures("concurrent_blocks")
-@pytest.mark.parametrize("wrong", ["{}", '{"text": "a dog", "require": [""]}'], ids=["no line", "not to be done"])
+@pytest.mark.parametrize("wrong", [b"\xff", b"a " * 2_001], ids=["not UTF-8", "not to be aligned"])
 def test_lines_before_an_invalid_one_are_written_and_none_after(
-    trained_model: Path, wrong: str, tmp_path: Path, capsys: Capture
+    trained_model: Path, wrong: bytes, tmp_path: Path, capsys: Capture
 ) -> None:
-    lines = ['{"text": "a dog"}'] * 4 + [wrong] + ['{"text": "a man"}'] * 4
-    (tmp_path / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "text.txt").write_bytes(b"\n".join([b"a dog"] * 4 + [wrong] + [b"a man"] * 4))
     capsys.readouterr()
-    words = ["translate", str(trained_model), str(tmp_path / "text.jsonl"), "--input-type", "json", "--to", "de"]
-    assert cli.main(words) == 1
+    assert (
+        cli.main(["translate", str(trained_model), str(tmp_path / "text.txt"), "--alignment", "hard", "--to", "de"])
+        == 1
+    )
     printed = capsys.readouterr()
     assert printed.out.count("\n") == 4
-    assert "text.jsonl, line 5: " in printed.err
+    assert "text.txt, line 5: " in printed.err
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_no_block_is_held_back_while_input_is_pending(pipeline: TranslationPipel
             yield f"{DOG}\n".encode()
 
     source = LineSource(name="text", chunks=chunks(), has_more=lambda: more[len(seen) - 1])
-    translate_lines(pipeline, source, parse_text_line, out, ProgressDisplay(io.StringIO()))
+    translate_lines(pipeline, source, out, ProgressDisplay(io.StringIO()))
     assert seen == [0, 0, 0, 3]
 
 
@@ -519,24 +519,6 @@ def test_a_banned_phrase_in_the_prefix_is_refused(
     set_stdin(monkeypatch, b"")
     error = run_failing(capsys, trained_model, *flags)
     assert "attent: error: the prefix `Ein Hund` contains the banned `hund`; leave one out" in error
-    set_stdin(monkeypatch, json.dumps({"text": DOG, "prefix": "Ein Hund", "ban": "hund"}).encode())
-    error = run_failing(capsys, trained_model, "--to", "de", "--input-type", "json")
-    assert "line 1: the prefix `Ein Hund` contains the banned `hund`; leave one out" in error
-
-
-def test_json_lines_have_their_own_constraints(
-    trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    rows = [{"text": DOG, "require": "Hund"}, {"src": MAN, "prefix": "Ein Mann", "require": ["Park", "Uhr"]}]
-    set_stdin(monkeypatch, "\n\n".join(map(json.dumps, rows)).encode())
-    translations = run_translate(
-        capsys, trained_model, "--to", "de", "--input-type", "json", "--require", "Brücke"
-    ).splitlines()
-    assert len(translations) == 3
-    assert translations[1] == ""
-    assert all(word in translations[0] for word in ("Hund", "Brücke"))
-    assert translations[2].startswith("Ein Mann")
-    assert all(word in translations[2] for word in ("Park", "Uhr", "Brücke"))
 
 
 def test_glossary_terms_occur_where_required(
@@ -554,15 +536,13 @@ def test_glossary_terms_occur_where_required(
 def test_lines_before_an_impossible_constraint_are_written(
     trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    rows = [{"text": DOG}, {"text": MAN}, {"text": MAN, "require": "Eisenbahn " * 40}, {"text": DOG}]
-    set_stdin(monkeypatch, "\n".join(map(json.dumps, rows)).encode())
+    set_stdin(monkeypatch, f"{DOG}\n{MAN}\n{'a dog. ' * 100}\n{DOG}\n".encode())
     capsys.readouterr()
-    arguments = ["translate", str(trained_model), "--to", "de", "--input-type", "json", "--engine", "torch"]
+    arguments = ["translate", str(trained_model), "--to", "de", "--require", "Hund", "--engine", "torch"]
     assert cli.main([*arguments, "--max-length", "30"]) == 1
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 2
-    assert "standard input, line 3: the required phrases must fit into" in check_one_line(printed.err)
-    assert "--max-length" in printed.err
+    assert "standard input, line 3: a text with a prefix or required phrases must be" in check_one_line(printed.err)
 
 
 # ---- search options --------------------------------------------------------------------------------------------------
@@ -1035,16 +1015,9 @@ def test_fields_of_a_document_are_translated(trained_model: Path, tmp_path: Path
         capsys, trained_model, table, "--to", "de", "--field", "x"
     )
     (tmp_path / "text.txt").write_text("a dog\n", encoding="utf-8")
-    assert "--field is for tables, JSON and YAML" in run_failing(
+    assert "--field is for documents" in run_failing(
         capsys, trained_model, tmp_path / "text.txt", "--to", "de", "--field", "x"
     )
-
-
-def test_json_lines_in_a_json_file_are_read_on_request(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
-    file = tmp_path / "requests.json"
-    file.write_text('{"text": "a dog"}\n{"text": "a man"}\n', encoding="utf-8")
-    assert cli.main(["translate", str(trained_model), str(file), "--to", "de", "--input-type", "json"]) == 0
-    assert capsys.readouterr().out.count("\n") == 2
 
 
 def test_report_and_bilingual_file_of_a_document(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attent.decoding.batching import batch_by_length, pad_token_ids, split_batches
+from attent.decoding.loading import batch_by_length, pad_token_ids, split_batches
 
 
 def test_a_batch_has_as_many_padded_tokens_as_allowed() -> None:

@@ -17,9 +17,7 @@ def build_source(chunks: list[bytes], ready: Iterator[bool] | None = None) -> Li
 
 
 def read_texts(chunks: list[bytes], most: int = 100) -> list[str]:
-    return [
-        line for block in build_source(chunks).read_blocks(most, input_lines.parse_text_line) for line in block.lines
-    ]
+    return [line for block in build_source(chunks).read_blocks(most) for line in block.lines]
 
 
 def test_a_byte_order_mark_is_removed() -> None:
@@ -34,7 +32,7 @@ def test_available_lines_of_a_pipe_are_yielded_at_once() -> None:
     os.set_blocking(reader, False)  # a read that would wait gives None, and is an error
     with open(reader, "rb") as stream, open(writer, "wb", buffering=0) as pipe:
         pipe.write(b"a dog\na cat\nand a ha")
-        blocks = build_line_source(stream, None).read_blocks(100, input_lines.parse_text_line)
+        blocks = build_line_source(stream, None).read_blocks(100)
         assert next(blocks).lines == ["a dog", "a cat"]  # and the pipe is still open
         pipe.write(b"lf line\n")
         assert next(blocks).lines == ["and a half line"]
@@ -49,28 +47,26 @@ def test_lines_do_not_depend_on_the_chunks() -> None:
     for size in (1, 2, 3, 100):
         chunks = [text[i : i + size] for i in range(0, len(text), size)]
         assert read_texts(chunks) == read_texts(chunks, most=2) == expected
-        blocks = build_source(chunks, ready=iter([False] * 100)).read_blocks(2, input_lines.parse_text_line)
+        blocks = build_source(chunks, ready=iter([False] * 100)).read_blocks(2)
         assert [line for block in blocks for line in block.lines] == expected
 
 
 def test_a_slow_pipe_is_read_line_by_line() -> None:
     chunks = [b"line\n"] * 5
     slow = build_source(chunks, ready=iter([False] * 5))
-    assert [(block.first_index, block.byte_count) for block in slow.read_blocks(2, input_lines.parse_text_line)] == [
-        (i, 5) for i in range(5)
-    ]
+    assert [(block.first_index, block.byte_count) for block in slow.read_blocks(2)] == [(i, 5) for i in range(5)]
 
 
 def test_blocks_of_long_lines_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_lines, "MAX_BLOCK_BYTES", 10)
-    blocks = build_source([b"a\nb\n" + b"c" * 20 + b"\nd\n"]).read_blocks(100, input_lines.parse_text_line)
+    blocks = build_source([b"a\nb\n" + b"c" * 20 + b"\nd\n"]).read_blocks(100)
     assert [len(block.lines) for block in blocks] == [3, 1]
-    blocks = build_source([b"12345\n67890\nabc\n"]).read_blocks(100, input_lines.parse_text_line)
+    blocks = build_source([b"12345\n67890\nabc\n"]).read_blocks(100)
     assert [(block.lines, block.first_index, block.byte_count) for block in blocks] == [
         (["12345", "67890"], 0, 12),
         (["abc"], 2, 4),
     ]
-    blocks = build_source([b"a\nb\nc\n"]).read_blocks(2, input_lines.parse_text_line)
+    blocks = build_source([b"a\nb\nc\n"]).read_blocks(2)
     assert [block.lines for block in blocks] == [["a", "b"], ["c"]]
     monkeypatch.setattr(input_lines, "MAX_LINE_BYTES", 30)
     assert read_texts([b"a\n", *[b"0" * 10] * 3]) == ["a", "0" * 30]
@@ -80,28 +76,7 @@ def test_blocks_of_long_lines_are_small(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_lines_before_an_invalid_one_are_yielded_first() -> None:
     for bad in (b"\xff", b"a\0b"):
-        blocks = build_source([b"one\ntwo\n" + bad + b"\nfour\n"]).read_blocks(100, input_lines.parse_text_line)
+        blocks = build_source([b"one\ntwo\n" + bad + b"\nfour\n"]).read_blocks(100)
         assert next(blocks).lines == ["one", "two"]
         with pytest.raises(InputError, match="text, line 3: must be"):
             next(blocks)
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (b"a dog", "line 2: must be a JSON object, but is not JSON"),
-        (b'["a dog"]', "line 2: must be a JSON object such as"),
-        (b'{"text": "a", "bann": "b"}', "unknown key `bann`: did you mean `ban`?"),
-        (b'{"require": "b"}', "line 2: must have either `text`"),
-        (b'{"text": 3}', "`text` must be a string, but is 3"),
-        (b'{"text": "a", "require": [3]}', "`require` must be a string, but is 3"),
-        (b'{"text": "\\ud800"}', "`text` must be a string"),
-        (b"[" * 100_000, "line 2: must be a JSON object"),
-    ],
-)
-def test_invalid_json_lines_are_reported(row: bytes, message: str) -> None:
-    blocks = build_source([b'{"text": "a"}\n' + row + b"\n"]).read_blocks(100, input_lines.parse_json_line)
-    assert next(blocks).lines == ["a"]
-    with pytest.raises(InputError, match="text, line 2") as error:
-        next(blocks)
-    assert message in str(error.value)

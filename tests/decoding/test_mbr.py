@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu.metrics.chrf import CHRF
 
-from attent.decoding import mbr
+from attent.decoding import quality
 
 TEXTS = [
     "the cat sat on the mat",
@@ -27,7 +26,7 @@ TEXTS = [
 
 
 def select_best(texts: list[str], weights: list[float] | None = None) -> int:
-    expected = mbr.compute_expected_chrf(texts, weights)
+    expected = quality.compute_expected_chrf(texts, weights)
     return int(np.flatnonzero(expected >= expected.max() - 1e-9)[0])  # sums are rounded
 
 
@@ -37,28 +36,22 @@ def compute_with_sacrebleu(texts: list[str]) -> list[list[float]]:
 
 
 def test_pairwise_chrf_matches_sacrebleu() -> None:
-    np.testing.assert_allclose(mbr.compute_pairwise_chrf(TEXTS), compute_with_sacrebleu(TEXTS), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(quality.compute_pairwise_chrf(TEXTS), compute_with_sacrebleu(TEXTS), rtol=0, atol=1e-9)
 
 
 @given(st.lists(st.text("ab c", max_size=20), min_size=1, max_size=6))
 @settings(deadline=None, max_examples=150)
 def test_chrf_of_random_texts_matches_sacrebleu(texts: list[str]) -> None:
-    np.testing.assert_allclose(mbr.compute_pairwise_chrf(texts), compute_with_sacrebleu(texts), rtol=0, atol=1e-9)
-
-
-def test_a_table_in_blocks_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = mbr.compute_pairwise_chrf(TEXTS)
-    monkeypatch.setattr(mbr, "MAX_TABLE_CELLS", 3 * len(TEXTS))
-    np.testing.assert_array_equal(mbr.compute_pairwise_chrf(TEXTS), whole)
+    np.testing.assert_allclose(quality.compute_pairwise_chrf(texts), compute_with_sacrebleu(texts), rtol=0, atol=1e-9)
 
 
 def test_expected_chrf_is_the_weighted_mean() -> None:
     texts = [TEXTS[0], TEXTS[1], TEXTS[0], TEXTS[2]]
     weights = [1.0, 2.0, 3.0, 4.0]
     expected = np.array(compute_with_sacrebleu(texts)) @ np.array(weights) / 10
-    np.testing.assert_allclose(mbr.compute_expected_chrf(texts, weights), expected, atol=1e-9)
+    np.testing.assert_allclose(quality.compute_expected_chrf(texts, weights), expected, atol=1e-9)
     np.testing.assert_allclose(
-        mbr.compute_expected_chrf(texts), np.array(compute_with_sacrebleu(texts)).mean(1), atol=1e-9
+        quality.compute_expected_chrf(texts), np.array(compute_with_sacrebleu(texts)).mean(1), atol=1e-9
     )
 
 
@@ -70,7 +63,7 @@ def test_the_candidate_closest_to_the_others_is_selected() -> None:
 def test_weights_change_the_selection() -> None:
     texts = ["a red house", "a red horse", "nothing"]
     assert select_best(texts, [0.1, 0.1, 5.0]) == 2
-    assert select_best(texts, mbr.normalize_log_probs([-100.0, -1.0, -50.0])) == 1
+    assert select_best(texts, quality.normalize_log_probs([-100.0, -1.0, -50.0])) == 1
 
 
 def test_the_first_of_equal_candidates_is_selected() -> None:
@@ -83,7 +76,7 @@ def test_the_first_of_equal_candidates_is_selected() -> None:
 
 
 def test_tiny_probabilities_stay_finite() -> None:
-    np.testing.assert_allclose(mbr.normalize_log_probs([-2000.0, -2000.0 + np.log(3)]), [0.25, 0.75])
+    np.testing.assert_allclose(quality.normalize_log_probs([-2000.0, -2000.0 + np.log(3)]), [0.25, 0.75])
 
 
 def test_the_selection_does_not_depend_on_the_order() -> None:

@@ -147,18 +147,19 @@ def test_special_tokens_are_never_predicted(ours: Tokenizer) -> None:
     assert all(prediction.probability < 1e-6 for prediction in result.masks[0])  # special tokens have the rest
 
 
-def test_predictions_do_not_depend_on_the_batch(ours: Tokenizer) -> None:
-    model = encoder(ours, labels=("good", "bad"))
+def test_predictions_do_not_depend_on_the_batch(ours: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = Predictor(encoder(ours, labels=("good", "bad")), ours)
     texts = ["The cat sat.", "A", "A dog ran in the park, and the bird sang.", "", "the mat"]
-    alone, together = Predictor(model, ours, batch_tokens=1), Predictor(model, ours)
-    for single, batched in zip(alone.classify(texts), together.classify(texts), strict=True):
-        assert single.probabilities == pytest.approx(batched.probabilities, abs=1e-5)
-    assert torch.allclose(alone.embed(texts), together.embed(texts), atol=1e-5)
-    assert torch.allclose(together.embed(texts[::-1]), together.embed(texts).flip(0), atol=1e-5)
     masked = ["The [MASK] sat.", "[MASK]", "A dog [MASK] in the [MASK] and sang"]
-    for single, batched in zip(alone.fill(masked), together.fill(masked), strict=True):
-        assert [[prediction.word for prediction in mask] for mask in single.masks] == [
-            [prediction.word for prediction in mask] for mask in batched.masks
+    labels, vectors, filled = predictor.classify(texts), predictor.embed(texts), predictor.fill(masked)
+    assert torch.allclose(predictor.embed(texts[::-1]), vectors.flip(0), atol=1e-5)
+    monkeypatch.setattr("attent.decoding.predictor.CPU_BATCH_TOKENS", 1)  # each text alone
+    for single, batched in zip(predictor.classify(texts), labels, strict=True):
+        assert single.probabilities == pytest.approx(batched.probabilities, abs=1e-5)
+    assert torch.allclose(predictor.embed(texts), vectors, atol=1e-5)
+    for single_text, batched_text in zip(predictor.fill(masked), filled, strict=True):
+        assert [[prediction.word for prediction in mask] for mask in single_text.masks] == [
+            [prediction.word for prediction in mask] for mask in batched_text.masks
         ]
 
 

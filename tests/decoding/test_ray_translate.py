@@ -133,7 +133,6 @@ def test_the_flag_names_the_missing_package(
         ("text.txt", []),
         (None, ["-o", "out.txt"]),
         ("text.md", ["-o", "out.md"]),
-        ("text.txt", ["-o", "out.txt", "--input-type", "json"]),
         ("text.txt", ["-o", "/dev/stdout"]),
         ("text.txt.gz", ["-o", "out.txt"]),
     ],

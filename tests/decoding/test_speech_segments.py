@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attent.data.arrays import Array
-from attent.decoding.speech_segments import (
+from attent.decoding.speech_timing import (
     AudioSegment,
     cut_finished,
     find_runs,

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attent.decoding.alignment import Alignment
-from attent.decoding.glossary import Glossary, TermPlacement, place_terms
+from attent.decoding.glossary import Glossary, TermPlacement, place_terms, translate_terms
 from attent.decoding.options import Hypothesis, InputError, SearchOptions
-from attent.decoding.terminology import translate_terms
 from attent.decoding.translator import Translation, TranslationError, Translator
 from attent.models import Seq2Seq, Seq2SeqConfig, presets
 from attent.models.config import mirror_encoder

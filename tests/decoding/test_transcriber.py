@@ -19,7 +19,9 @@ from attent.data.audio import AudioError
 from attent.decoding import transcriber
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import Hypothesis, InputError, SearchOptions
+from attent.decoding.output_format import format_transcript
 from attent.decoding.source_search import add_text, compute_audio_frames
+from attent.decoding.speech_timing import SpokenWord
 from attent.decoding.transcriber import (
     Transcriber,
     Transcript,
@@ -28,8 +30,6 @@ from attent.decoding.transcriber import (
     join_segments,
     read_samples,
 )
-from attent.decoding.transcript_format import format_transcript
-from attent.decoding.word_times import SpokenWord
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.models.weights import save_model

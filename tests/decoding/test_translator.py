@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attent.decoding import mbr, translator
+from attent.decoding import quality, translator
 from attent.decoding.alignment import find_cross_layers
-from attent.decoding.constraints.no_repeat import has_loop
+from attent.decoding.constraints.token_rules import has_loop
 from attent.decoding.engines.reference import SearchCancelled, TorchEngine
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import EncodedPair, score_token_ids
@@ -700,8 +700,8 @@ def test_mbr_selects_among_the_candidates(trained_translator: Translator) -> Non
     chosen = trained_translator.translate(ODD, SearchOptions(beam_size=2, n_best=2), mbr_candidates=6)
     for one, every in zip(chosen, trained_translator.translate(ODD, SearchOptions(beam_size=6, n_best=6)), strict=True):
         texts = [found.text for found in every.n_best]
-        shares = mbr.normalize_log_probs([found.log_prob for found in every.n_best])
-        assert one.text == texts[mbr.compute_expected_chrf(texts, shares).argmax()]
+        shares = quality.normalize_log_probs([found.log_prob for found in every.n_best])
+        assert one.text == texts[quality.compute_expected_chrf(texts, shares).argmax()]
         assert len(one.n_best) == 2
     drawn = trained_translator.translate(
         ODD, SearchOptions(sampling=SamplingOptions(temperature=2.0)), mbr_candidates=8
@@ -709,7 +709,7 @@ def test_mbr_selects_among_the_candidates(trained_translator: Translator) -> Non
     every = trained_translator.translate(ODD, SearchOptions(sampling=SamplingOptions(temperature=2.0), n_best=8))
     for one, some in zip(drawn, every, strict=True):
         texts = [found.text for found in some.n_best]
-        assert one.text == texts[mbr.compute_expected_chrf(texts).argmax()]
+        assert one.text == texts[quality.compute_expected_chrf(texts).argmax()]
     with pytest.raises(TranslationError, match="`mbr_candidates` must be at least `n_best`=4, but is 2"):
         trained_translator.translate(ODD, SearchOptions(n_best=4), mbr_candidates=2)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attent.decoding.alignment import find_cross_layers
 from attent.decoding.options import Hypothesis
 from attent.decoding.source_search import add_text
-from attent.decoding.word_times import (
+from attent.decoding.speech_timing import (
     STATE_SECONDS,
     SpokenWord,
     align_ctc,

@@ -13,7 +13,7 @@ import sentencepiece
 import torch
 from torch import Tensor, nn
 
-from attent.inspection.inspectors.vision import encode_png
+from attent.inspection.inspectors.front_ends import encode_png
 from attent.models import (
     CausalConfig,
     CausalLM,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from attent.cli.line_progress import print_message
+from attent.cli.shared import print_message
 from attent.data.pairs import CorpusError, LanguagePair, ReasonTally
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import score_targets
@@ -28,11 +28,12 @@ from attent.inspection.ablate import (
     AblationEffect,
     AblationMeasurement,
     AblationMeter,
+    ModelPart,
+    list_parts,
     load_ablation,
+    mask_heads,
 )
-from attent.inspection.ablation_run import AblationJob, AblationResult
-from attent.inspection.head_masking import ModelPart, list_parts, mask_heads
-from attent.inspection.prune import PruneSelection
+from attent.inspection.ablation_run import AblationJob, AblationResult, PruneSelection
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.models.folder import write_side_file

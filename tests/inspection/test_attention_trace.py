@@ -17,10 +17,11 @@ from attent.inspection.attention_trace import (
     PatchImage,
     TraceSide,
     build_layer,
+    pack_array,
     pack_qkv,
+    unpack_array,
     unpack_weights,
 )
-from attent.inspection.json_arrays import pack_array, unpack_array
 from attent.inspection.session import Inspection
 from attent.models import Seq2Seq
 from attent.nn import AttentionRecord, Mask, Stack, StackConfig

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attent.inspection.attention_trace import DisplayToken
-from attent.inspection.display_tokens import build_display_tokens, format_token
+from attent.inspection.attention_trace import DisplayToken, build_display_tokens, format_token
 from attent.text.tokenizer import Tokenizer
 from tests.inspection.models import tokenizer as with_mask
 

@@ -18,12 +18,10 @@ from attent.data.audio import read_audio
 from attent.decoding.options import SearchOptions
 from attent.decoding.source_search import compute_audio_frames, search_sources
 from attent.decoding.transcriber import Transcriber
-from attent.inspection.inspectors import base, speech
+from attent.inspection.inspectors import base, front_ends
 from attent.inspection.inspectors.base import InspectionRequest
-from attent.inspection.inspectors.seq2seq import Seq2SeqInspector
-from attent.inspection.inspectors.speech import SpeechInspector
-from attent.inspection.inspectors.translation import TranslationInspector
-from attent.inspection.inspectors.vision import CaptioningInspector
+from attent.inspection.inspectors.front_ends import CaptioningInspector, SpeechInspector
+from attent.inspection.inspectors.seq2seq import Seq2SeqInspector, TranslationInspector
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import AudioConfig, ImageConfig
 from attent.nn.frontends import normalize_pixels
@@ -131,7 +129,7 @@ def test_whisper_is_searched_as_when_transcribing(files: dict[str, str], tmp_pat
     options = SearchOptions(beam_size=1, max_length=8)
     document = inspector.inspect(InspectionRequest(text=files["speech"], search=options))
     transcriber = Transcriber.load(tmp_path, device="cpu")
-    samples, _ = speech.read_beginning(files["speech"], transcriber.max_seconds)
+    samples, _ = front_ends.read_beginning(files["speech"], transcriber.max_seconds)
     source, lengths = compute_audio_frames([samples], transcriber.config, transcriber.device)
     prefix_ids = transcriber.get_prefix(transcriber.detect_language(samples.numpy()))
     (best,) = transcriber.search(source, lengths, prefix_ids, options)
@@ -169,7 +167,7 @@ def test_recording_is_embedded_with_its_spectrogram(files: dict[str, str]) -> No
 
 def test_long_recordings_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_chirp(tmp_path, 2.0)
-    monkeypatch.setattr(speech, "MAX_SECONDS", 1.5)
+    monkeypatch.setattr(front_ends, "MAX_SECONDS", 1.5)
     side = make_inspector("speech").inspect(InspectionRequest(text=str(path), target=TARGET))["sides"]["source"]
     assert (side["text"], len(side["tokens"])) == ("chirp.wav (only the first 1.5 s)", 75)
 

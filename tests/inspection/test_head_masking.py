@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attent.decoding.translator import Translator
-from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, list_parts, mask_heads
+from attent.inspection.ablate import PART_KINDS, ModelPart, PartKind, list_parts, mask_heads
 from attent.models import Seq2Seq
 from attent.nn import get_attention_layers
 from attent.nn.block import Block

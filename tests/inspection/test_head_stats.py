@@ -16,8 +16,7 @@ from attent.decoding.forced_decoding import encode_pairs
 from attent.decoding.translator import Translator
 from attent.inspection import head_stats as module
 from attent.inspection import record
-from attent.inspection.attention_trace import TraceSide, build_layer
-from attent.inspection.display_tokens import build_display_tokens
+from attent.inspection.attention_trace import TraceSide, build_display_tokens, build_layer, pack_array
 from attent.inspection.head_stats import (
     HEAD_STATS_FILE,
     HeadStats,
@@ -32,7 +31,6 @@ from attent.inspection.head_stats import (
     sample_evenly,
     save_head_stats,
 )
-from attent.inspection.json_arrays import pack_array
 from attent.models import Seq2Seq, shift_right
 from attent.nn import get_attention_layers
 from attent.settings import SettingsError

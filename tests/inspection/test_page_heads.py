@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from attent.inspection.attention_trace import pack_array
 from attent.inspection.html_page import render_page as page_of
-from attent.inspection.json_arrays import pack_array
 
 HOSTILE = ["</script><script>window.bad=1</script>", "<img src=x onerror=window.bad=1>", "&amp;", "__proto__"]
 SOURCE = "A man rides a bike .".split()

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from attent.decoding.transcriber import Transcriber
-from attent.inspection.head_masking import ModelPart
+from attent.inspection.ablate import ModelPart
+from attent.inspection.attention_trace import pack_array
 from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.html_page import render_page as page_of
 from attent.inspection.inspectors.base import InspectionRequest
-from attent.inspection.inspectors.speech import SpeechInspector
+from attent.inspection.inspectors.front_ends import CaptioningInspector, SpeechInspector, VisionInspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
-from attent.inspection.inspectors.vision import CaptioningInspector, VisionInspector
-from attent.inspection.json_arrays import pack_array
 from tests.inspection.models import (
     HIDDEN,
     TEXT,

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from attent.inspection.attention_trace import pack_array, unpack_array
 from attent.inspection.html_page import render_page as page_of
-from attent.inspection.json_arrays import pack_array, unpack_array
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 WIDTH = 8

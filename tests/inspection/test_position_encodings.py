@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from attent.inspection.json_arrays import unpack_array
-from attent.inspection.position_encodings import describe_positions
+from attent.inspection.attention_trace import unpack_array
+from attent.inspection.inspectors.base import describe_positions
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import (

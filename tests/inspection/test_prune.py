@@ -18,9 +18,8 @@ import attent
 from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.inspection import record
-from attent.inspection.ablate import Ablation, AblationConditions, AblationEffect
-from attent.inspection.head_masking import ModelPart, list_parts, mask_heads
-from attent.inspection.prune import PruneSelection, prune_heads, rank_heads, select_heads
+from attent.inspection.ablate import Ablation, AblationConditions, AblationEffect, ModelPart, list_parts, mask_heads
+from attent.inspection.ablation_run import PruneSelection, prune_heads, rank_heads, select_heads
 from attent.interop import ctranslate2, marian
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder

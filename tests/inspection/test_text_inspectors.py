@@ -13,12 +13,12 @@ import attent
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import DeviceOptions
 from attent.inspection import Trace
-from attent.inspection.head_masking import ModelPart, mask_heads
+from attent.inspection.ablate import ModelPart, mask_heads
+from attent.inspection.attention_trace import unpack_array
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors import text
 from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
-from attent.inspection.json_arrays import unpack_array
 from attent.inspection.session import open_inspector
 from attent.models.weights import save_model
 from attent.nn import get_attention_layers

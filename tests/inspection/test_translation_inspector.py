@@ -13,11 +13,11 @@ import attent
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.forced_decoding import score_targets as force
 from attent.decoding.options import SearchOptions
-from attent.inspection.head_masking import ModelPart, mask_heads
+from attent.inspection.ablate import ModelPart, mask_heads
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors import base
 from attent.inspection.inspectors.base import InspectionRequest, PageBudget
-from attent.inspection.inspectors.translation import TranslationInspector
+from attent.inspection.inspectors.seq2seq import TranslationInspector
 from attent.models import shift_right
 from attent.models.config import mirror_encoder
 from attent.models.seq2seq import find_suppressed_tokens

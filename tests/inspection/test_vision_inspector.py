@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import pytest
 import torch
 
 import attent
-from attent.inspection.head_masking import ModelPart
+from attent.inspection.ablate import ModelPart
 from attent.inspection.inspectors import base
 from attent.inspection.inspectors.base import InspectionRequest
-from attent.inspection.inspectors.vision import VisionInspector, encode_png
+from attent.inspection.inspectors.front_ends import VisionInspector, encode_png
 from tests.inspection.documents import read_weights
 from tests.inspection.models import ring, vision, write_ring
 
@@ -61,18 +60,6 @@ def test_png_colors_round_trip() -> None:
     read = Image.open(io.BytesIO(encode_png(pixels)))
     assert (read.mode, read.size) == ("RGB", (7, 5))
     assert torch.equal(torch.tensor(list(read.tobytes())).view(5, 7, 3), pixels.permute(1, 2, 0))
-
-
-def test_idx_images_are_selected_by_index(tmp_path: Path, document: dict[str, Any]) -> None:
-    other = 255 - ring()
-    path = tmp_path / "t10k-images-idx3-ubyte"
-    path.write_bytes(struct.pack(">4I", 0x803, 2, 28, 28) + bytes(other.flatten()) + bytes(ring().flatten()))
-    inspector = VisionInspector(vision())
-    inspection = inspector.inspect(InspectionRequest(text=f"{path}:1"))
-    assert inspection["layers"] == document["layers"]
-    assert inspector.inspect(InspectionRequest(text=f"{path}:0"))["layers"] != document["layers"]
-    with pytest.raises(ValueError, match="the index must be below 2, but is 2"):
-        inspector.inspect(InspectionRequest(text=f"{path}:2"))
 
 
 def test_patch_neighbors_and_distances(document: dict[str, Any]) -> None:

@@ -10,9 +10,8 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from attent.scoring.cider import CiderScorer
 from attent.scoring.evaluate import evaluate
-from attent.scoring.metrics import VALIDATION_METRICS, compare_outputs, compute_metrics, score_sentences
+from attent.scoring.metrics import VALIDATION_METRICS, CiderScorer, compare_outputs, compute_metrics, score_sentences
 
 Texts = list[list[str]]  # the references of each image
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attent.data.augment import KINDS
+from attent.scoring.evaluate import list_robustness_rows, measure_robustness, remove_inline_tags
 from attent.scoring.metrics import compute_metrics
-from attent.scoring.robustness import list_robustness_rows, measure_robustness, remove_inline_tags
 from tests.text.corpus import lines
 
 SOURCES, TARGETS = (list(side[:60]) for side in lines())

@@ -124,13 +124,17 @@ def test_a_batch_has_at_most_the_given_tokens(engine: Engine, submit: Submit) ->
 
 @pytest.mark.parametrize(("share", "sizes"), [(1000.0, [1, 3]), (0.0, [1, 2, 1])])
 def test_a_free_thread_waits_for_the_next_source_of_a_client_that_got_its_answer(
-    engine: Engine, submit: Submit, monkeypatch: pytest.MonkeyPatch, share: float, sizes: list[int]
+    engine: Engine,
+    batcher: SearchBatcher,
+    submit: Submit,
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+    sizes: list[int],
 ) -> None:
     monkeypatch.setattr(batching, "GATHER_SHARE", share)
     searches = [submit(source(2)), submit(source(3))]
     engine.release.release()
-    if not share:
-        assert wait_until(lambda: len(engine.batches) == 2)
+    assert wait_until(lambda: batcher._num_running == 0 if share else len(engine.batches) == 2)
     searches.append(submit(source(4)))
     engine.release.release(2)
     assert [get_ids(search) for search in searches] == [[(2,)], [(3,)], [(4,)]]

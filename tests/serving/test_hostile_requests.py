@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from attent.serving.endpoints import FORM_TYPES, Endpoint
-from attent.serving.openapi import build_openapi
-from attent.serving.translation_app import ServerOptions, list_endpoints
+from attent.serving.translation_app import ServerOptions, build_openapi, list_endpoints
 from tests.serving.toy import Client, Reply
 from tests.serving.translation_server import start_translation_server
 

@@ -15,7 +15,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from attent.cli.serve import KEY_VARIABLE, ServeFlags, build_options
-from attent.serving import apertium, backend, batching, openai, server
+from attent.serving import apertium, backend, batching, openai, run
 from attent.serving.app import create_app
 from attent.serving.backend import LocalBackend
 from attent.serving.endpoints import LookRequest
@@ -520,10 +520,10 @@ def test_documented_numbers() -> None:
     assert (limits.requests_per_minute, limits.max_queued, limits.max_queue_seconds) == (3_000, 256, 20)
     assert (limits.max_client_share, limits.response_timeout, limits.body_timeout) == (0.5, 30, 8)
     assert (options.cached_characters, options.drain_timeout) == (4_000_000, 30)
-    assert (options.keys, options.origins, options.hosts) == (frozenset(), (), ("127.0.0.1", "localhost", "[::1]"))
+    assert (options.keys, options.hosts) == (frozenset(), ("127.0.0.1", "localhost", "[::1]"))
     assert (options.trust_proxy, options.log_text, options.suggestions) == (False, False, None)
     assert (backend.MAX_WORKER_WAIT, backend.MAX_ATTEMPTS, backend.WATCH_SECONDS) == (20, 2, 2)
-    assert (server.HEADER_TIMEOUT, server.FIRST_PORT, server.MAX_CONNECTIONS) == (5, 8017, 4_096)
+    assert (run.HEADER_TIMEOUT, run.FIRST_PORT, run.MAX_CONNECTIONS) == (5, 8017, 4_096)
     assert (batching.MAX_WAIT, FilePipeline.block_lines) == (1, 128)
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions
-from attent.inspection.head_masking import ModelPart
+from attent.inspection.ablate import ModelPart
 from attent.inspection.inspectors.base import InspectionRequest, Inspector
+from attent.inspection.inspectors.seq2seq import TranslationInspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
-from attent.inspection.inspectors.translation import TranslationInspector
 from attent.serving.limits import Limits
 from attent.serving.live_page import create_live_app
 from tests.inspection import models

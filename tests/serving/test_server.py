@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from attent.serving import server
+from attent.serving import run
 from attent.serving.app import create_app
 from attent.serving.limits import Limits, ServeError
-from attent.serving.server import reserve_port
+from attent.serving.run import reserve_port
 from tests.serving.toy import Client, Model, make_app, post_bytes, serve_in_thread, start_test_server, wait_until
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
@@ -30,7 +30,7 @@ pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]
 PROGRAM = """
 import sys, time
 from attent.serving.app import create_app
-from attent.serving.server import serve_app
+from attent.serving.run import serve_app
 
 def handle(request, should_stop):
     while request.text == "wait" and not should_stop():
@@ -77,7 +77,7 @@ def test_signal_stops_the_server_within_two_seconds(name: str, started: str) -> 
 
 
 def test_a_start_that_is_cancelled_announces_no_address(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    app, urls, stop = make_app(model), list[str](), server.StopEvents()
+    app, urls, stop = make_app(model), list[str](), run.StopEvents()
 
     async def load_forever() -> None:
         stop.set_next()
@@ -85,7 +85,7 @@ def test_a_start_that_is_cancelled_announces_no_address(model: Model, monkeypatc
 
     monkeypatch.setattr(app, "start", load_forever)
     with reserve_port("127.0.0.1", 0) as reserved:
-        asyncio.run(server.run_server(app, reserved, stop, urls.append))
+        asyncio.run(run.run_server(app, reserved, stop, urls.append))
     assert urls == []
 
 
@@ -125,11 +125,11 @@ def test_next_free_port_is_chosen() -> None:
     with reserve_port("127.0.0.1", None) as first, reserve_port("127.0.0.1", None) as second:
         ports = [item.getsockname()[1] for item in (first, second)]
     assert ports[0] != ports[1]
-    assert all(server.FIRST_PORT <= port < server.FIRST_PORT + server.MAX_PORT_ATTEMPTS for port in ports)
+    assert all(run.FIRST_PORT <= port < run.FIRST_PORT + run.MAX_PORT_ATTEMPTS for port in ports)
 
 
 def test_any_port_is_chosen_if_all_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_PORT_ATTEMPTS", 0)
+    monkeypatch.setattr(run, "MAX_PORT_ATTEMPTS", 0)
     with reserve_port("127.0.0.1", None) as held:
         assert held.getsockname()[1] > 0
 
@@ -159,40 +159,40 @@ def test_the_reason_for_a_refused_port_is_named(number: int, monkeypatch: pytest
 def test_a_port_of_another_program_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     with reserve_port("127.0.0.1", 0) as held, reserve_port("127.0.0.1", 0) as other:
         ports = [item.getsockname()[1] for item in (held, other)]
-        monkeypatch.setattr(server, "FIRST_PORT", ports[0])
-        monkeypatch.setattr(server, "MAX_PORT_ATTEMPTS", 1)
+        monkeypatch.setattr(run, "FIRST_PORT", ports[0])
+        monkeypatch.setattr(run, "MAX_PORT_ATTEMPTS", 1)
         with reserve_port("127.0.0.1", None) as chosen:
             assert chosen.getsockname()[1] not in ports
 
 
 def test_settings_of_the_server() -> None:
     with reserve_port("127.0.0.1", 0) as held:
-        created = server._create_server(make_app(Model()), held)
+        created = run._create_server(make_app(Model()), held)
     assert created.backpressure == 4096
     assert (created.websockets, created.log_enabled) == (False, False)
     assert (created.interface.value, created.http.value) == ("asginl", "1")
     settings = created.http1_settings
     assert (settings.header_read_timeout, settings.max_buffer_size) == (5_000, 262_144)
-    assert server.SHUTDOWN_TIMEOUT == 0.7
-    assert (server.FIRST_PORT, server.MAX_PORT_ATTEMPTS) == (8017, 20)
+    assert run.SHUTDOWN_TIMEOUT == 0.7
+    assert (run.FIRST_PORT, run.MAX_PORT_ATTEMPTS) == (8017, 20)
 
 
 def test_a_server_that_stops_by_itself_is_reported(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    create, created = server._create_server, list[Any]()
+    create, created = run._create_server, list[Any]()
 
     def keep_created(*arguments: Any) -> Any:
         created.append(create(*arguments))
         return created[-1]
 
-    monkeypatch.setattr(server, "_create_server", keep_created)
+    monkeypatch.setattr(run, "_create_server", keep_created)
     with reserve_port("127.0.0.1", 0) as reserved, pytest.raises(ServeError, match="stopped unexpectedly; start it"):
-        asyncio.run(server.run_server(make_app(model), reserved, server.StopEvents(), lambda url: created[0].stop()))
+        asyncio.run(run.run_server(make_app(model), reserved, run.StopEvents(), lambda url: created[0].stop()))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of open files")
 def test_as_many_files_as_possible_may_be_open() -> None:
     code = "import resource as r; limit = r.RLIMIT_NOFILE; r.setrlimit(limit, (64, 99)); "
-    code += "from attent.serving.server import raise_file_limit; raise_file_limit(); print(r.getrlimit(limit))"
+    code += "from attent.serving.run import raise_file_limit; raise_file_limit(); print(r.getrlimit(limit))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "(99, 99)\n"
 
 
@@ -202,7 +202,7 @@ def test_signals_reach_the_callback_and_are_restored() -> None:
     async def wait_for_signals() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             event = asyncio.Event()
-            with server._handle_signals(asyncio.get_running_loop(), event.set):
+            with run._handle_signals(asyncio.get_running_loop(), event.set):
                 signal.raise_signal(number)
                 await asyncio.wait_for(event.wait(), 5)
 
@@ -221,7 +221,7 @@ def test_several_servers(model: Model) -> None:
 
 
 def test_incomplete_request_heads_are_closed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEADER_TIMEOUT", 1)
+    monkeypatch.setattr(run, "HEADER_TIMEOUT", 1)
     with start_test_server(model) as client:
         sockets = [client.open(b"GET / HTTP/1.1\r\nHost: loc") for _ in range(50)]
         started = time.monotonic()

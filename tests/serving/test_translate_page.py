@@ -106,7 +106,7 @@ class DictionaryService:
 
     @cached_property
     def inspector(self) -> Any:
-        from attent.inspection.inspectors.translation import TranslationInspector
+        from attent.inspection.inspectors.seq2seq import TranslationInspector
         from tests.inspection.toy_translator import translator
 
         return TranslationInspector(translator(), name="en-de")

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from attent.serving.app import HttpApp, create_app
 from attent.serving.endpoints import LookRequest
 from attent.serving.limits import Limits
-from attent.serving.server import StopEvents, reserve_port, run_server
+from attent.serving.run import StopEvents, reserve_port, run_server
 
 CSP = "default-src 'self'; script-src 'sha256-abc'"
 PAGE = "<!doctype html><title>look</title><p>Ein Hund läuft.</p>"

@@ -13,7 +13,7 @@ from attent.data.encode import EncodingConfig
 from attent.data.pairs import LanguagePair, Pair
 from attent.data.split import hold_out
 from attent.data.token_store import prepare_store
-from attent.decoding.input_lines import Line, LineBlock
+from attent.decoding.input_lines import LineBlock
 from attent.decoding.pipeline import add_line_context
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
@@ -29,9 +29,7 @@ def make_tokenizer() -> Tokenizer:
 
 def test_a_source_has_the_sentences_before_it_and_none_at_the_start() -> None:
     texts = ["A.", "B.", " C.", "", "D.", f"E{SEPARATOR} e.", "F."]
-    blocks = [
-        LineBlock[Line](source_name="", lines=[*part], first_index=0, byte_count=0) for part in (texts[:3], texts[3:])
-    ]
+    blocks = [LineBlock(source_name="", lines=[*part], first_index=0, byte_count=0) for part in (texts[:3], texts[3:])]
     assert [line for block in add_line_context(iter(blocks), 0) for line in block.lines] == texts
     assert [line for block in add_line_context(iter(blocks), 2) for line in block.lines] == [
         "A.",

@@ -7,12 +7,17 @@ add it to CONSTRAINTS. Its option is a field of `SearchOptions` or `SearchReques
 from collections.abc import Sequence
 
 from attent.decoding.constraints.banned_phrases import BannedPhrases
-from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, apply_constraints
-from attent.decoding.constraints.min_length import MinLength
-from attent.decoding.constraints.no_repeat import NoLoops, NoRepeatNgram, has_loop
+from attent.decoding.constraints.base import (
+    NEG_INF,
+    Constraint,
+    ConstraintSetup,
+    GeneratedTokens,
+    TargetVocabulary,
+    apply_constraints,
+)
 from attent.decoding.constraints.prefix import BannedFirstTokens, ForcedPrefix
 from attent.decoding.constraints.required_phrases import RequiredPhrases
-from attent.decoding.constraints.vocabulary import ConstraintSetup, TargetVocabulary
+from attent.decoding.constraints.token_rules import MinLength, NoLoops, NoRepeatNgram, has_loop
 from attent.decoding.options import SearchOptions, SearchRequest
 
 CONSTRAINTS = (MinLength, NoRepeatNgram, NoLoops, BannedPhrases, BannedFirstTokens, ForcedPrefix)

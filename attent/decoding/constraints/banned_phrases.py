@@ -11,11 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens
-from attent.decoding.constraints.phrase_automaton import REJECTED, PhraseList, TokenSpellings
-from attent.decoding.constraints.vocabulary import ConstraintSetup
+from attent.decoding.constraints.base import NEG_INF, Constraint, ConstraintSetup, GeneratedTokens
+from attent.decoding.constraints.phrase_automaton import (
+    HIDDEN,
+    OTHER,
+    REJECTED,
+    UNICODE_SIZE,
+    WORD,
+    PhraseList,
+    TokenSpellings,
+    get_char_kinds,
+)
 from attent.decoding.options import SearchRequest
-from attent.decoding.token_bytes import HIDDEN, OTHER, UNICODE_SIZE, WORD, get_char_kinds
 
 # An incomplete character as an integer: bits of its code point so far, bytes left, bytes in all.
 CODE_MASK, ONE_BYTE_LEFT, LENGTH_SHIFT = (1 << 21) - 1, 1 << 21, 24

@@ -1,4 +1,4 @@
-"""The interface of a search constraint, and how several are applied to the logits of a step.
+"""The interface of a search constraint, its inputs, and how several are applied to the logits of a step.
 
 A constraint works on all rows of a search at once, on their device, and never synchronizes with the host. What it
 remembers of a row is a row of integers that the search reorders with its beams.
@@ -7,11 +7,16 @@ remembers of a row is a row of integers that the search reorders with its beams.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from attent.decoding.options import SearchRequest
+from attent.decoding.constraints.phrase_automaton import TokenSpellings, find_word_continuations, get_token_bytes
+from attent.decoding.options import SearchOptions, SearchRequest
+from attent.text.vocabulary import Vocabulary
 
 NEG_INF = float("-inf")
 
@@ -86,3 +91,33 @@ def keep_only_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor, values: Te
     logits += torch.where(rows, NEG_INF, 0.0).to(logits.dtype)[:, None]
     allowed_logits = values.where(rows[:, None] & (token_ids >= 0), NEG_INF)
     return logits.scatter_reduce_(1, token_ids.clamp_min(0), allowed_logits, "amax")
+
+
+class TargetVocabulary:
+    """The target vocabulary, padded to the model's `size` output columns; None where no text is constrained."""
+
+    def __init__(self, vocabulary: Vocabulary | None, size: int, end_ids: Sequence[int], device: torch.device) -> None:
+        self.tokenizer_vocabulary, self.size, self.end_ids, self.device = vocabulary, size, tuple(end_ids), device
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        assert self.tokenizer_vocabulary is not None
+        return get_token_bytes(self.tokenizer_vocabulary, self.size)
+
+    @cached_property
+    def word_continuations(self) -> Tensor:
+        """(V,) True for tokens that extend the word before them, or without text, such as tags; not for end tokens."""
+        continuations = find_word_continuations(self.token_bytes)
+        continuations |= np.array([not piece for piece in self.token_bytes])
+        continuations[list(self.end_ids)] = False
+        return torch.from_numpy(continuations).to(self.device)
+
+    @cached_property
+    def spellings(self) -> TokenSpellings:
+        return TokenSpellings(self.token_bytes, self.end_ids[0])
+
+
+class ConstraintSetup(NamedTuple):
+    options: SearchOptions
+    requests: Sequence[SearchRequest]
+    vocabulary: TargetVocabulary

@@ -6,13 +6,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, ban_tokens, keep_only_tokens
-from attent.decoding.constraints.vocabulary import ConstraintSetup
+from attent.decoding.constraints import base
 from attent.decoding.options import SearchRequest
 from attent.storage.errors import AttentError
 
 
-class ForcedPrefix(Constraint):
+class ForcedPrefix(base.Constraint):
     """Start each target with its prefix; after a whole word, `word_continuations` are forbidden. State: a table row."""
 
     def __init__(
@@ -39,7 +38,7 @@ class ForcedPrefix(Constraint):
             self.continuation_masks = torch.stack([torch.zeros_like(continuations), continuations])
 
     @classmethod
-    def build(cls, setup: ConstraintSetup) -> Self | None:
+    def build(cls, setup: base.ConstraintSetup) -> Self | None:
         if not any(request.prefix_ids for request in setup.requests):
             return None
         return cls(setup.requests, setup.vocabulary.word_continuations, setup.vocabulary.device)
@@ -48,28 +47,28 @@ class ForcedPrefix(Constraint):
         rows = [[self.table_rows[tuple(request.prefix_ids), request.prefix_ends_word]] for request in requests]
         return torch.tensor(rows, dtype=torch.int64, device=self.token_table.device).view(len(requests), 1)
 
-    def get_forced_tokens(self, state: Tensor, generated: GeneratedTokens) -> Tensor:
+    def get_forced_tokens(self, state: Tensor, generated: base.GeneratedTokens) -> Tensor:
         column = generated.lengths.clamp_max(self.token_table.shape[1] - 1)
         return self.token_table[state[:, 0], column]
 
-    def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
+    def mask_logits(self, logits: Tensor, state: Tensor, generated: base.GeneratedTokens) -> Tensor:
         token = self.get_forced_tokens(state, generated)[:, None]
         value = logits.gather(1, token.clamp_min(0))
         if self.continuation_masks is not None:
             at_boundary = generated.lengths == self.boundary_lengths[state[:, 0]]
-            logits.masked_fill_(self.continuation_masks.index_select(0, at_boundary.long()), NEG_INF)
-        return keep_only_tokens(logits, token[:, 0] >= 0, token, value)
+            logits.masked_fill_(self.continuation_masks.index_select(0, at_boundary.long()), base.NEG_INF)
+        return base.keep_only_tokens(logits, token[:, 0] >= 0, token, value)
 
 
-class BannedFirstTokens(Constraint):
+class BannedFirstTokens(base.Constraint):
     def __init__(self, token_ids: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.token_ids = torch.tensor(token_ids, dtype=torch.int64, device=device)
 
     @classmethod
-    def build(cls, setup: ConstraintSetup) -> Self | None:
+    def build(cls, setup: base.ConstraintSetup) -> Self | None:
         token_ids = setup.options.banned_first
         return cls(token_ids, setup.vocabulary.device) if token_ids else None
 
-    def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
+    def mask_logits(self, logits: Tensor, state: Tensor, generated: base.GeneratedTokens) -> Tensor:
         is_first = (generated.lengths == 0)[:, None].expand(-1, len(self.token_ids))
-        return ban_tokens(logits, self.token_ids.expand_as(is_first), is_first)
+        return base.ban_tokens(logits, self.token_ids.expand_as(is_first), is_first)

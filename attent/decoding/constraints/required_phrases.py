@@ -15,9 +15,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, ban_tokens
+from attent.decoding.constraints.base import NEG_INF, Constraint, ConstraintSetup, GeneratedTokens, ban_tokens
 from attent.decoding.constraints.phrase_automaton import find_phrase
-from attent.decoding.constraints.vocabulary import ConstraintSetup
 from attent.decoding.options import SearchRequest
 from attent.storage.errors import AttentError
 

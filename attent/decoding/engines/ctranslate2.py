@@ -10,12 +10,10 @@ How CTranslate2 searches, as its results show:
 - At the maximum length, live hypotheses are ranked with the finished ones by score. We rank them behind.
 - The length counts the end token only with `return_end_token`, as used here, and counts a prefix.
 - A forbidden token (`min_decoding_length`, n-grams) is masked before the softmax, so that the others become likelier
-  than the model says; a prefix adds nothing to the log-probability. With a beam of one the chosen tokens are the same,
-  and forced decoding corrects the score; with more beams the ranking differs, so it is refused.
+  than the model says; a prefix adds nothing to the log-probability. So these are refused.
 - There is one maximum length for a whole call, and sources of more than 1,024 tokens are truncated by default.
 """
 
-import math
 import os
 import shutil
 import tempfile
@@ -23,16 +21,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from attent.decoding.batching import split_batches
-from attent.decoding.engines.option_support import find_unsupported_field
-from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
+from attent.decoding.loading import split_batches
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, find_unsupported_field
 from attent.interop import ctranslate2 as converter
 from attent.models import Seq2Seq
 from attent.models.seq2seq import find_suppressed_tokens
@@ -43,17 +39,14 @@ from attent.text.tokenizer import Tokenizer
 SUPPORTED_OPTIONS = frozenset(
     {"beam_size", "length_penalty", "length_penalty_type", "n_best", "max_length", "patience", "diversity_penalty"}
 )
-SUPPORTED_GREEDY_OPTIONS = SUPPORTED_OPTIONS | {
-    "beam_groups", "min_length", "no_repeat_ngram_size", "rank_truncated_equally"
-}  # fmt: skip
 SUPPORTED_REQUEST_FIELDS = frozenset({"source_ids", "rng_key", "max_length", "prefix_ids", "prefix_ends_word"})
 REASONS = {
     "sampling": "does not sample with our seeds",
     "forbid_loops": "has no guard against loops",
     "beam_groups": "has no diverse beam search",
     "rank_truncated_equally": "ranks truncated hypotheses behind finished ones",
-    "min_length": "renormalizes probabilities under a minimum length, and ranks beams by them",
-    "no_repeat_ngram_size": "renormalizes probabilities without repeated n-grams, and ranks beams by them",
+    "min_length": "renormalizes probabilities under a minimum length",
+    "no_repeat_ngram_size": "renormalizes probabilities without repeated n-grams",
     "required_phrases": "cannot enforce required phrases or glossary terms",
     "banned_phrases": "cannot exclude banned phrases",
 }
@@ -108,24 +101,19 @@ class CTranslate2Engine:
 
     def find_unsupported_reason(self, options: SearchOptions, requests: Sequence[SearchRequest]) -> str | None:
         """Return why the results would differ from the reference engine's, as the end of a sentence; None: equal."""
-        supported = SUPPORTED_GREEDY_OPTIONS if options.beam_size == 1 else SUPPORTED_OPTIONS
-        if reason := explain_unsupported_field(options, supported):
+        if reason := explain_unsupported_field(options, SUPPORTED_OPTIONS):
             return reason
         if options.beam_size > 1 and options.length_penalty_type == "wu":
             return "has no length penalty of Wu et al."
         if options.beam_size > 1 and 2 * options.beam_size > self._num_writable_tokens:
             return f"needs 2 x {options.beam_size} candidate tokens, but this model has {self._num_writable_tokens}"
-        reasons = (self._find_unsupported_request(request, options) for request in requests)
-        return next((reason for reason in reasons if reason is not None), None)
+        return next(filter(None, map(self._find_unsupported_request, requests)), None)
 
-    def _find_unsupported_request(self, request: SearchRequest, options: SearchOptions) -> str | None:
+    def _find_unsupported_request(self, request: SearchRequest) -> str | None:
         if reason := explain_unsupported_field(request, SUPPORTED_REQUEST_FIELDS):
             return reason
-        has_prefix = len(request.prefix_ids) > self._num_given
-        if has_prefix and request.prefix_ends_word:
-            return "may continue the last word of a prefix"
-        if has_prefix and options.beam_size > 1:
-            return "leaves the probability of a prefix out of the scores by which it ranks beams"
+        if len(request.prefix_ids) > self._num_given:
+            return "leaves the probability of a prefix out of the scores"
         lengths = len(request.source_ids), request.max_length
         for length, max_length in zip(lengths, self._max_lengths, strict=True):
             if max_length is not None and length > max_length:
@@ -157,12 +145,12 @@ class CTranslate2Engine:
             if longest > max_length or not is_complete:
                 again.setdefault(max_length, []).append(index)
             else:
-                yield index, self._select_n_best(requests[index], hypotheses, options)
+                yield index, select_n_best(hypotheses, options)
         # A search that reaches its maximum length has fewer finished hypotheses than `count`. With K more it is the
         # same search, and returns every hypothesis that finished or was truncated.
         batches = chain.from_iterable(split_batches(group, lengths, batch_tokens) for group in again.values())
         for index, hypotheses in self._run_batches(batches, requests, options, count + more):
-            yield index, self._select_n_best(requests[index], hypotheses, options)
+            yield index, select_n_best(hypotheses, options)
 
     def _run_batches(
         self,
@@ -195,10 +183,9 @@ class CTranslate2Engine:
             patience=num_hypotheses / options.beam_size,
             num_hypotheses=num_hypotheses,
             length_penalty=get_length_exponent(options),
-            no_repeat_ngram_size=options.no_repeat_ngram_size,
             max_input_length=0,
             max_decoding_length=max_length,
-            min_decoding_length=min(options.min_length, max_length),
+            min_decoding_length=0,
             return_scores=True,
             return_end_token=True,
         )
@@ -226,23 +213,9 @@ class CTranslate2Engine:
                 )
         return hypotheses
 
-    def _select_n_best(
-        self, request: SearchRequest, hypotheses: list[Hypothesis], options: SearchOptions
-    ) -> list[Hypothesis]:
-        """Return the n best, with the log-probabilities of the model where CTranslate2's are renormalized."""
-        hypotheses = sorted(hypotheses, key=lambda each: (not each.is_finished, -each.score))[: options.n_best]
-        if not (len(request.prefix_ids) > self._num_given or options.min_length or options.no_repeat_ngram_size):
-            return hypotheses
-        sources = [to_names(request.source_ids, self._source_names)] * len(hypotheses)
-        targets = [to_names(each.token_ids, self._target_names) for each in hypotheses]
-        results = self._translator.score_batch(sources, targets, max_input_length=0)
-        rescored = []
-        for hypothesis, result in zip(hypotheses, results, strict=True):
-            length = len(hypothesis.token_ids) + hypothesis.is_finished
-            log_prob = math.fsum(result.log_probs[self._num_given : length])  # those of the tokens and of the end
-            score = log_prob / options.compute_score_divisor(length)
-            rescored.append(replace(hypothesis, log_prob=log_prob, score=score))
-        return rescored
+
+def select_n_best(hypotheses: list[Hypothesis], options: SearchOptions) -> list[Hypothesis]:
+    return sorted(hypotheses, key=lambda each: (not each.is_finished, -each.score))[: options.n_best]
 
 
 def explain_unsupported_field(value: SearchOptions | SearchRequest, supported: frozenset[str]) -> str | None:
@@ -303,7 +276,3 @@ def remove_unused_conversions(folder: Path) -> None:
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > MAX_UNUSED_SECONDS:
                 shutil.rmtree(path)
-
-
-def find_ignored_conversions(folder: Path) -> list[Path]:
-    return sorted(path.parent for path in folder.glob("ctranslate2*/model.bin"))

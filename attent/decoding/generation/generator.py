@@ -1,4 +1,8 @@
-"""Continue prompts with a decoder-only model: tokens are generated in `loop`; `detokenizer` turns them into text."""
+"""Continue prompts with a decoder-only model: tokens are generated in `loop`, and detokenized as they come.
+
+Text is released as soon as later tokens cannot change it, never with half a character. A stop string is not part of the
+text and may span tokens.
+"""
 
 import hashlib
 import math
@@ -12,32 +16,107 @@ import torch
 
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation import loop
-from attent.decoding.generation.detokenizer import IncrementalDetokenizer, decode_continuation
-from attent.decoding.generation.loop import (
-    EncodedPrompt,
-    FinishedSequence,
-    FinishReason,
-    GenerationContext,
-    GenerationLoop,
-    GenerationState,
-    StaticState,
-    StepOptions,
-    compute_cache_columns,
-)
 from attent.decoding.loading import check_tokenizer_size, compute_max_rows, load_tokenizer, resolve_device_and_dtype
-from attent.decoding.options import GenerationOptions, SearchOptions, StopCheck
+from attent.decoding.options import GenerationOptions, StopCheck
 from attent.decoding.translator import check_list_of_strings
 from attent.interop import load_as
 from attent.models import CausalLM
-from attent.nn import RotaryConfig
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
 from attent.storage.errors import AttentError
 from attent.storage.hub import locate_model
 from attent.storage.machine import measure_memory
 from attent.text.tokenizer import Tokenizer
+from attent.text.vocabulary import ESCAPE, Vocabulary
 
 CPU_MAX_ROWS, MAX_ROWS = 64, 1024  # sequences per batch, see `compute_max_rows`
+CONTEXT_TOKENS = 8  # prompt tokens that the first new ones are decoded with: the first of a text loses its space
+INCOMPLETE_ENDINGS = ("\ufffd", ESCAPE)  # half a character; in our vocabularies, half of an escaped one
+
+
+def decode_continuation(vocabulary: Vocabulary, prompt: Sequence[int], token_ids: Sequence[int]) -> str:
+    """Return the text of `token_ids` after a prompt, with the space before its first word if there is one."""
+    context = get_context(vocabulary, prompt)
+    return decode_after_context(vocabulary, context, vocabulary.decode(context), token_ids)
+
+
+def get_context(vocabulary: Vocabulary, prompt: Sequence[int]) -> list[int]:
+    """Return the last tokens of a prompt, not starting inside a run of byte tokens, which are decoded together."""
+    start = max(0, len(prompt) - CONTEXT_TOKENS)
+    while start and prompt[start] in vocabulary.byte_ids:
+        start -= 1
+    return list(prompt[start:])
+
+
+def decode_after_context(
+    vocabulary: Vocabulary, context: Sequence[int], context_text: str, token_ids: Sequence[int]
+) -> str:
+    text = vocabulary.decode([*context, *token_ids])
+    # Invalid bytes can change the text before them, which has been released already.
+    return text[len(context_text) :] if text.startswith(context_text) else vocabulary.decode(token_ids)
+
+
+class IncrementalDetokenizer:
+    """Turns the tokens after a prompt into text; the pieces from `add_token` and `flush` make up the whole."""
+
+    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
+        self.vocabulary, self.stop_words = vocabulary, tuple(stop)
+        self.context = get_context(vocabulary, prompt)  # released tokens, needed to decode the next
+        self.context_text = vocabulary.decode(self.context)
+        self.pending_tokens: list[int] = []  # not decoded yet
+        self.held_text = ""  # may be the start of a stop string
+        self.text = ""  # released so far
+        self.token_count = 0  # added before it stopped
+        self.is_stopped = False
+
+    def add_token(self, token: int) -> str:
+        if self.is_stopped:
+            return ""
+        self.token_count += 1
+        self.pending_tokens.append(token)
+        # The next token may belong to the same run of byte tokens; tokens without text do not end a run.
+        byte_ids, decode = self.vocabulary.byte_ids, self.vocabulary.decode
+        with_text = (token for token in reversed(self.pending_tokens) if token in byte_ids or decode([token]))
+        if byte_ids and next(with_text, None) in byte_ids:
+            return ""
+        text = self._decode_pending()
+        if not text or text.endswith(INCOMPLETE_ENDINGS):
+            return ""
+        self._commit_pending()
+        return self._release_text(text, last=False)
+
+    def flush(self) -> str:
+        if self.is_stopped:
+            return ""
+        text = self._decode_pending()
+        self._commit_pending()
+        return self._release_text(text, last=True)
+
+    def _decode_pending(self) -> str:
+        return decode_after_context(self.vocabulary, self.context, self.context_text, self.pending_tokens)
+
+    def _commit_pending(self) -> None:
+        self.context, self.pending_tokens = self.pending_tokens or self.context, []
+        self.context_text = self.vocabulary.decode(self.context)
+
+    def _release_text(self, text: str, *, last: bool) -> str:
+        self.held_text += text
+        # The match that ends first, so that the result does not depend on the tokenization.
+        starts = [(self.held_text.find(word), word) for word in self.stop_words if word in self.held_text]
+        if starts:
+            self.is_stopped, end = True, min((start + len(word), start) for start, word in starts)[1]
+        else:
+            end = len(self.held_text) - (0 if last else count_partial_match(self.held_text, self.stop_words))
+        released, self.held_text = self.held_text[:end], self.held_text[end:]
+        self.text += released
+        return released
+
+
+def count_partial_match(text: str, words: Sequence[str]) -> int:
+    """Return how many characters at the end of a text may start one of the words."""
+    longest = min(len(text), max(map(len, words), default=1) - 1)
+    sizes = range(longest, 0, -1)
+    return next((n for n in sizes if any(word.startswith(text[-n:]) and len(word) > n for word in words)), 0)
 
 
 class GenerationError(AttentError):
@@ -58,7 +137,7 @@ class Generation:
     text: str  # up to the end, or to the stop string
     token_ids: tuple[int, ...]  # without the end token; up to the token that completes a stop string
     log_prob: float  # sum over these tokens and the end token if there is one
-    finish_reason: FinishReason  # end: end token; stop: stop string; length: truncated
+    finish_reason: loop.FinishReason  # end: end token; stop: stop string; length: truncated
 
 
 class Generator:
@@ -77,12 +156,10 @@ class Generator:
         model: CausalLM,
         tokenizer: Tokenizer,
         *,
-        batch_size: int | None = None,
         use_cuda_graphs: bool = True,
         notify: Callable[[str], None] | None = None,
     ) -> None:
         """
-        batch_size       sequences per batch; None: chosen for the device
         use_cuda_graphs  capture steps on an NVIDIA GPU; nothing else may use it meanwhile
         notify           receives messages for the user, such as that fewer tokens than requested are generated
         """
@@ -91,9 +168,8 @@ class Generator:
         if any(vocabulary.decode([token]) for token in range(vocab, vocabulary.size)):
             check_tokenizer_size(vocabulary.size, vocab)
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
-        self.batch_size, self.use_cuda_graphs, self._notify = batch_size, use_cuda_graphs, notify
-        self._static_state: tuple[tuple[int, int, StepOptions], StaticState] | None = None
-        self._warned_about_length = False
+        self.use_cuda_graphs, self._notify = use_cuda_graphs, notify
+        self._static_state: tuple[tuple[int, int, loop.StepOptions], loop.StaticState] | None = None
 
     @classmethod
     def load(
@@ -102,14 +178,13 @@ class Generator:
         *,
         device: str | torch.device | None = None,
         dtype: str | None = None,
-        batch_size: int | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> Self:
         """Load a model folder, ours or Hugging Face's (GPT-2, LLaMA); `dtype` None: as stored."""
         path = locate_model(folder)
         placed, precision = resolve_device_and_dtype(device, dtype)
         model = load_as(path, CausalLM, dtype=precision, device=placed)
-        return cls(model, load_tokenizer(path), batch_size=batch_size, notify=notify)
+        return cls(model, load_tokenizer(path), notify=notify)
 
     def generate(
         self,
@@ -140,16 +215,16 @@ class Generator:
         row = self.encode_prompt(prompt)
         limit = self._compute_max_new_tokens([row], options, 0)[0]
         key = derive_rng_key(options.seed, 0, 0)
-        encoded = EncodedPrompt(token_ids=row, max_new_tokens=limit, rng_key=key)
+        encoded = loop.EncodedPrompt(token_ids=row, max_new_tokens=limit, rng_key=key)
         detokenizer = IncrementalDetokenizer(self.vocabulary, row, options.stop)
         with eval_mode(self.model):
-            loop = self._start_loop([encoded], self._build_step_options(options))
-            while loop.unfinished and not detokenizer.is_stopped:
-                loop.run_steps()
-                for _, tokens in loop.pop_new_tokens():
-                    pieces = (detokenizer.add_token(token) for token in tokens if token not in loop.end_ids)
+            running = self._start_loop([encoded], self._build_step_options(options))
+            while running.unfinished and not detokenizer.is_stopped:
+                running.run_steps()
+                for _, tokens in running.pop_new_tokens():
+                    pieces = (detokenizer.add_token(token) for token in tokens if token not in running.end_ids)
                     yield from filter(None, pieces)
-                loop.pop_finished()
+                running.pop_finished()
         if rest := detokenizer.flush():
             yield rest
 
@@ -198,15 +273,6 @@ class Generator:
                 f"`max_new_tokens` must be small enough for one text to fit into {total / 2**30:,.1f} GiB of memory, "
                 f"but is {options.max_new_tokens:,}, which takes {needed / 2**30:,.1f} GiB; lower it"
             )
-        # Rotary positions are unlimited, but the model may have been trained on shorter texts.
-        positions = self.model.config.stack.positions
-        trained = positions.trained_length if isinstance(positions, RotaryConfig) else None
-        if trained is not None and longest > trained and self._notify is not None and not self._warned_about_length:
-            self._warned_about_length = True
-            self._notify(
-                f"prompt and text may have {longest:,} tokens, but the model was trained on at most {trained:,}: "
-                f"beyond that the text may be nonsense"
-            )
         return limits
 
     # --- sequences ------------------------------------------------------------------------------
@@ -222,7 +288,7 @@ class Generator:
     ) -> list[list[Generation]]:
         n = options.n
         encoded = [
-            EncodedPrompt(token_ids=row, max_new_tokens=limit, rng_key=derive_rng_key(options.seed, index, sample))
+            loop.EncodedPrompt(token_ids=row, max_new_tokens=limit, rng_key=derive_rng_key(options.seed, index, sample))
             for index, (row, limit) in enumerate(zip(rows, max_new_tokens, strict=True), first_index)
             for sample in range(n)
         ]
@@ -230,9 +296,8 @@ class Generator:
         # Prompts of similar length, longest first: too little memory then shows at once.
         order = sorted(range(len(encoded)), key=lambda index: (-len(encoded[index].token_ids), index))
         while order:
-            row_bytes = self._compute_sequence_bytes(compute_cache_columns([encoded[index] for index in order]))
-            max_rows = compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS)
-            size = max(1, max_rows if self.batch_size is None else self.batch_size)
+            row_bytes = self._compute_sequence_bytes(loop.compute_cache_columns([encoded[index] for index in order]))
+            size = max(1, compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS))
             indices, order = order[:size], order[size:]
             batch = [encoded[index] for index in indices]
             for i, finished, detokenizer in self._run_batch(batch, options, should_stop):
@@ -255,35 +320,28 @@ class Generator:
         return [[generations[index * n + sample] for sample in range(n)] for index in range(len(prompts))]
 
     def _run_batch(
-        self, prompts: Sequence[EncodedPrompt], options: GenerationOptions, should_stop: StopCheck | None
-    ) -> Iterator[tuple[int, FinishedSequence, IncrementalDetokenizer | None]]:
+        self, prompts: Sequence[loop.EncodedPrompt], options: GenerationOptions, should_stop: StopCheck | None
+    ) -> Iterator[tuple[int, loop.FinishedSequence, IncrementalDetokenizer | None]]:
         """Yield (index, sequence, its detokenizer); texts are decoded on the way only to find stop strings."""
-        loop = self._start_loop(prompts, self._build_step_options(options))
+        running = self._start_loop(prompts, self._build_step_options(options))
         stop = options.stop
         detokenizers = [IncrementalDetokenizer(self.vocabulary, p.token_ids, stop) for p in prompts] if stop else []
-        while loop.unfinished:
+        while running.unfinished:
             if should_stop is not None and should_stop():
                 raise SearchCancelled
-            loop.run_steps()
-            for index, tokens in loop.pop_new_tokens() if detokenizers else ():
+            running.run_steps()
+            for index, tokens in running.pop_new_tokens() if detokenizers else ():
                 for token in tokens:
-                    if token not in loop.end_ids:
+                    if token not in running.end_ids:
                         detokenizers[index].add_token(token)
                 if detokenizers[index].is_stopped:
-                    loop.stop_prompt(index)
-            for index, finished in loop.pop_finished():
+                    running.stop_prompt(index)
+            for index, finished in running.pop_finished():
                 yield index, finished, detokenizers[index] if detokenizers else None
 
-    def _build_step_options(self, options: GenerationOptions) -> StepOptions:
-        return StepOptions(
-            end_ids=self.end_ids,
-            suppressed_tokens=self._suppressed_tokens,
-            search=SearchOptions(
-                beam_size=1,
-                sampling=None if options.sampling is None else replace(options.sampling, seed=0),
-                no_repeat_ngram_size=options.no_repeat_ngram_size,
-            ),
-        )
+    def _build_step_options(self, options: GenerationOptions) -> loop.StepOptions:
+        sampling = None if options.sampling is None else replace(options.sampling, seed=0)
+        return loop.StepOptions(end_ids=self.end_ids, suppressed_tokens=self._suppressed_tokens, sampling=sampling)
 
     @property
     def _suppressed_tokens(self) -> tuple[int, ...]:
@@ -291,24 +349,23 @@ class Generator:
         unnamed = range(self.vocabulary.size, self.model.config.vocab)
         return tuple(token for token in unnamed if token not in self.end_ids)
 
-    def _start_loop(self, prompts: Sequence[EncodedPrompt], options: StepOptions) -> GenerationLoop:
-        context = GenerationContext.from_options(options, self.device)
-        state: GenerationState
-        can_capture = not options.search.no_repeat_ngram_size and loop.can_capture_graphs(self.device)
-        if self.use_cuda_graphs and can_capture:
-            state = self._get_static_state(len(prompts), compute_cache_columns(prompts), context)
+    def _start_loop(self, prompts: Sequence[loop.EncodedPrompt], options: loop.StepOptions) -> loop.GenerationLoop:
+        context = loop.GenerationContext.from_options(options, self.device)
+        state: loop.GenerationState
+        if self.use_cuda_graphs and loop.can_capture_graphs(self.device):
+            state = self._get_static_state(len(prompts), loop.compute_cache_columns(prompts), context)
             state.load_prompts(prompts)
         else:
             state = loop.DynamicState(self.model, prompts, context)
-        return GenerationLoop(prompts, state, options.end_ids)
+        return loop.GenerationLoop(prompts, state, options.end_ids)
 
-    def _get_static_state(self, rows: int, columns: int, context: GenerationContext) -> StaticState:
+    def _get_static_state(self, rows: int, columns: int, context: loop.GenerationContext) -> loop.StaticState:
         max_columns = self.model.decoder.positions.max_length or columns + loop.GRAPH_COLUMNS
         capacity = min(-(-columns // loop.GRAPH_COLUMNS) * loop.GRAPH_COLUMNS, max_columns)
         key = (rows, capacity, context.options)
         if self._static_state is None or self._static_state[0] != key:
             self._static_state = None  # frees its memory before more is allocated
-            self._static_state = (key, StaticState(self.model, rows, capacity, context))
+            self._static_state = (key, loop.StaticState(self.model, rows, capacity, context))
         return self._static_state[1]
 
     def _compute_sequence_bytes(self, columns: int) -> int:

@@ -12,17 +12,9 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints import (
-    NEG_INF,
-    Constraint,
-    GeneratedTokens,
-    TargetVocabulary,
-    apply_constraints,
-    build_constraints,
-)
-from attent.decoding.engines.graphed_search import update_tensor
-from attent.decoding.engines.reference import SearchCancelled
-from attent.decoding.options import SearchOptions, SearchRequest, StopCheck
+from attent.decoding.constraints.base import NEG_INF
+from attent.decoding.engines.reference import SearchCancelled, update_tensor
+from attent.decoding.options import SamplingOptions, StopCheck
 from attent.decoding.sampling import sample_tokens
 from attent.decoding.search import map_tensors
 from attent.models import CausalLM
@@ -31,7 +23,6 @@ from attent.nn.devices import get_device
 from attent.nn.kernels.cuda_graphs import capture_graph
 
 FinishReason = Literal["end", "stop", "length"]
-GREEDY_SEARCH = SearchOptions(beam_size=1)
 GRAPH_COLUMNS = 128  # cache columns by which graphs differ
 WARMUP_STEPS = 2  # before a capture, which must not include one-time work
 POLL_INTERVAL = 16  # steps on an accelerator between polls, which synchronize
@@ -49,7 +40,7 @@ class EncodedPrompt:
 class StepOptions:
     end_ids: tuple[int, ...]
     suppressed_tokens: tuple[int, ...] = ()
-    search: SearchOptions = GREEDY_SEARCH  # sampling and constraints; seeds are part of the `rng_key`s
+    sampling: SamplingOptions | None = None  # its seed is part of the `rng_key`s; None: greedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +55,12 @@ class GenerationContext:
     options: StepOptions
     end_ids: Tensor
     suppressed_tokens: Tensor
-    constraints: tuple[Constraint, ...]
 
     @classmethod
     def from_options(cls, options: StepOptions, device: torch.device) -> Self:
         end_ids = torch.tensor(options.end_ids, dtype=torch.int64, device=device)
         suppressed_tokens = torch.tensor(options.suppressed_tokens, dtype=torch.int64, device=device)
-        vocabulary = TargetVocabulary(None, 0, options.end_ids, device)  # prompts have no phrases
-        return cls(options, end_ids, suppressed_tokens, build_constraints(options.search, [], vocabulary)[0])
+        return cls(options, end_ids, suppressed_tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,20 +72,15 @@ class SequenceBatch:
     max_lengths: Tensor  # (B,)
     rng_keys: Tensor  # (B,)
     is_done: Tensor  # (B,) ended or at its maximum: the row no longer changes
-    constraint_states: tuple[Tensor, ...]  # (B, S) of each constraint
 
     @classmethod
-    def from_prompts(
-        cls, input_tokens: Tensor, prompts: Sequence[EncodedPrompt], max_new_tokens: int, context: GenerationContext
-    ) -> Self:
+    def from_prompts(cls, input_tokens: Tensor, prompts: Sequence[EncodedPrompt], max_new_tokens: int) -> Self:
         B, device = len(prompts), input_tokens.device
         max_lengths = torch.tensor([prompt.max_new_tokens for prompt in prompts], device=device)
         rng_keys = torch.tensor([prompt.rng_key for prompt in prompts], device=device)
         tokens = torch.zeros(B, max_new_tokens + 1, dtype=torch.int64, device=device)
-        requests = [SearchRequest(source_ids=())] * B
-        states = tuple(item.build_initial_state(requests).to(device) for item in context.constraints)
         zeros = torch.zeros_like(max_lengths)
-        return cls(input_tokens, tokens, tokens.float(), zeros, max_lengths, rng_keys, zeros.bool(), states)
+        return cls(input_tokens, tokens, tokens.float(), zeros, max_lengths, rng_keys, zeros.bool())
 
     def select_rows(self, rows: Tensor) -> Self:
         return map_tensors(lambda x: x.index_select(0, rows), self)
@@ -116,21 +100,17 @@ def advance_sequences(
 
 
 def select_tokens(logits: Tensor, sequences: SequenceBatch, context: GenerationContext) -> tuple[Tensor, Tensor]:
-    """Return the next tokens (B,), and their log-probabilities without constraints and sampling, from logits (B, V)."""
+    """Return the next tokens (B,), and their log-probabilities without sampling, from logits (B, V)."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     options = context.options
     if options.suppressed_tokens:
         logits = logits.index_fill(-1, context.suppressed_tokens, NEG_INF)
     log_total = logits.logsumexp(-1)
-    if context.constraints:
-        end = options.end_ids[0] if options.end_ids else 0
-        generated = GeneratedTokens(sequences.tokens[:, :-1], sequences.lengths, sequences.max_lengths)
-        logits = apply_constraints(context.constraints, logits, sequences.constraint_states, generated, end)
-    if options.search.sampling is None:
+    if options.sampling is None:
         token = logits.argmax(-1)
     else:
         rng_keys, lengths = sequences.rng_keys[:, None], sequences.lengths
-        token = sample_tokens(logits[:, None], options.search.sampling, rng_keys, lengths)[:, 0]
+        token = sample_tokens(logits[:, None], options.sampling, rng_keys, lengths)[:, 0]
     return token, (logits.gather(-1, token[:, None])[:, 0] - log_total).float()
 
 
@@ -140,7 +120,6 @@ def append_tokens(
     column = torch.where(sequences.is_done, sequences.tokens.shape[1] - 1, sequences.lengths)[:, None]
     lengths = sequences.lengths + ~sequences.is_done
     is_end = (token[:, None] == context.end_ids).any(-1)
-    pairs = zip(context.constraints, sequences.constraint_states, strict=True)
     return SequenceBatch(
         input_tokens=token,
         tokens=sequences.tokens.scatter(1, column, token[:, None]),
@@ -149,7 +128,6 @@ def append_tokens(
         max_lengths=sequences.max_lengths,
         rng_keys=sequences.rng_keys,
         is_done=sequences.is_done | is_end | (lengths >= sequences.max_lengths),
-        constraint_states=tuple(constraint.advance_state(state, token) for constraint, state in pairs),
     )
 
 
@@ -174,7 +152,7 @@ class DynamicState:
         self.cache = model.init_decoder_state(rows=len(prompts), capacity=compute_cache_columns(prompts))
         last = prefill_cache(model, self.cache, [prompt.token_ids for prompt in prompts])
         max_new_tokens = max(prompt.max_new_tokens for prompt in prompts)
-        self.sequences = SequenceBatch.from_prompts(last, prompts, max_new_tokens, context)
+        self.sequences = SequenceBatch.from_prompts(last, prompts, max_new_tokens)
 
     def advance(self, cached_columns: int) -> None:
         self.cache.used_columns = cached_columns
@@ -197,7 +175,7 @@ class StaticState:
         device = context.end_ids.device
         self.cache_lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         empty = [EncodedPrompt(token_ids=(0,), max_new_tokens=1)] * rows
-        self.sequences = SequenceBatch.from_prompts(self.cache_lengths.clone(), empty, capacity, context)
+        self.sequences = SequenceBatch.from_prompts(self.cache_lengths.clone(), empty, capacity)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.graph_pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -207,9 +185,7 @@ class StaticState:
         """Start another batch; what earlier ones left in the cache is masked."""
         self.cache.used_columns, self.cache.row_columns = 0, None
         last = prefill_cache(self.model, self.cache, [prompt.token_ids for prompt in prompts])
-        map_tensors(
-            update_tensor, self.sequences, SequenceBatch.from_prompts(last, prompts, self.capacity, self.context)
-        )
+        map_tensors(update_tensor, self.sequences, SequenceBatch.from_prompts(last, prompts, self.capacity))
         self.cache_lengths.copy_(torch.tensor([len(prompt.token_ids) - 1 for prompt in prompts]))
         self.cache.row_columns = self.cache_lengths
 

@@ -1,37 +1,29 @@
 """The base class of all inspectors: one recorded forward pass, reduced to what a page can hold, as a document."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attent.decoding.alignment import attach_observers
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions, StopCheck
-from attent.inspection.attention_trace import (
-    AttentionKind,
-    TraceSide,
-    build_document,
-    build_layer,
-    get_layer_info,
-    get_side_names,
-    pack_qkv,
-    select_attention_layers,
-)
-from attent.inspection.display_tokens import build_display_token
-from attent.inspection.head_masking import ModelPart, mask_heads
+from attent.inspection import attention_trace as trace
+from attent.inspection.ablate import ModelPart, mask_heads
 from attent.inspection.head_stats import measure_document_heads
-from attent.inspection.position_encodings import DEFAULT_LENGTH, describe_positions
 from attent.models import Model, Seq2Seq
 from attent.models.config import get_stack_configs
-from attent.nn import Attention, AttentionRecord, ImageConfig, StackConfig
+from attent.nn import Attention, AttentionRecord, ImageConfig, Stack, StackConfig
+from attent.nn.attention import COMPILED_PREFIX
 from attent.nn.eval_mode import eval_mode
+from attent.nn.positions import Angles
 from attent.storage.errors import AttentError
 from attent.text.vocabulary import Vocabulary
 
@@ -61,7 +53,7 @@ class InspectionRequest:
     search: SearchOptions = field(default_factory=SearchOptions)
     prefix: tuple[int, ...] = ()  # forced first tokens of the translation
     masked_parts: tuple[ModelPart, ...] = ()
-    kind: AttentionKind | None = None  # record only this kind of attention
+    kind: trace.AttentionKind | None = None  # record only this kind of attention
     layers: tuple[int, ...] | None = None  # record only these layers of each stack
     max_tokens: int | None = None  # of the text; time and memory grow with its square
 
@@ -69,7 +61,7 @@ class InspectionRequest:
 @dataclass(frozen=True, kw_only=True)
 class RecordedPass:
     title: str
-    sides: Mapping[str, TraceSide]
+    sides: Mapping[str, trace.TraceSide]
     layers: list[dict[str, Any]]
     sections: dict[str, Any]
 
@@ -99,7 +91,7 @@ class Inspector(Generic[ModelT]):
             recorded = self._run(request, should_stop)
         check_cancelled(should_stop)
         mark_masked_heads(recorded.layers, request.masked_parts)
-        document = build_document(recorded.title, recorded.sides, recorded.layers)
+        document = trace.build_document(recorded.title, recorded.sides, recorded.layers)
         document |= {"model": self.get_model_info()} | recorded.sections
         document["head_stats"] = self.head_stats or measure_document_heads(document)
         return document | self._get_model_sections()
@@ -109,7 +101,7 @@ class Inspector(Generic[ModelT]):
 
     def build_model_document(self, title: str) -> dict[str, Any]:
         """Return a document without an input: model, positions, head statistics."""
-        document = build_document(title, {}, []) | {"model": self.get_model_info()} | self._get_model_sections()
+        document = trace.build_document(title, {}, []) | {"model": self.get_model_info()} | self._get_model_sections()
         return document if self.head_stats is None else document | {"head_stats": self.head_stats}
 
     def get_model_info(self) -> dict[str, Any]:
@@ -122,16 +114,20 @@ class Inspector(Generic[ModelT]):
 
     @contextmanager
     def record_layers(
-        self, sides: Mapping[str, TraceSide], request: InspectionRequest, should_stop: StopCheck | None = None
+        self, sides: Mapping[str, trace.TraceSide], request: InspectionRequest, should_stop: StopCheck | None = None
     ) -> Iterator[list[dict[str, Any]]]:
         """Record one forward pass in the `with` block, which fills the list; `should_stop` is polled at every layer."""
-        selected = select_attention_layers(self.model, "*", request.kind, request.layers)
+        selected = trace.select_attention_layers(self.model, "*", request.kind, request.layers)
         observed = {path: layer for path, layer in selected.items() if layer.heads}  # all heads may be pruned
         budget = PageBudget.from_layers(observed, sides)
         recorded: dict[str, dict[str, Any]] = {}
         layers: list[dict[str, Any]] = []
-        observers = [budget.make_observer(path, sides, recorded, should_stop) for path in observed]
-        with attach_observers(observed.values(), observers):
+
+        def observe(path: str, record: AttentionRecord) -> None:  # the weights of all layers may not fit in memory
+            check_cancelled(should_stop)
+            recorded[path] = budget.pack_layer(path, sides, record)
+
+        with attach_observers(observed.values(), [partial(observe, path) for path in observed]):
             yield layers
         layers += [recorded[path] for path in observed]
 
@@ -143,10 +139,10 @@ class PageBudget:
     include_qkv: bool
 
     @classmethod
-    def from_layers(cls, layers: Mapping[str, Attention], sides: Mapping[str, TraceSide]) -> Self:
+    def from_layers(cls, layers: Mapping[str, Attention], sides: Mapping[str, trace.TraceSide]) -> Self:
         sizes, rows, num_values = {}, {}, 0
         for path, layer in layers.items():
-            queries, keys = (len(sides[name].tokens) for name in get_side_names(path, sides))
+            queries, keys = (len(sides[name].tokens) for name in trace.get_side_names(path, sides))
             sizes[path], rows[path] = layer.heads * queries * keys, layer.heads * queries
             num_values += layer.heads * layer.head_width * (queries + 2 * keys)
         max_dense = MAX_IMAGE_WEIGHTS if any(side.image for side in sides.values()) else MAX_DENSE_WEIGHTS
@@ -158,27 +154,15 @@ class PageBudget:
         is_whole = len(dense) == len(sizes)
         return cls(dense_layers=dense, weights_per_row=per_row, include_qkv=is_whole and num_values <= MAX_QKV_VALUES)
 
-    def make_observer(
-        self,
-        path: str,
-        sides: Mapping[str, TraceSide],
-        recorded: dict[str, dict[str, Any]],
-        should_stop: StopCheck | None = None,
-    ) -> Callable[[AttentionRecord], None]:
-        """Return an observer that packs a layer at once: the weights of all layers may not fit in memory together."""
-        names = get_side_names(path, sides)
+    def pack_layer(self, path: str, sides: Mapping[str, trace.TraceSide], record: AttentionRecord) -> dict[str, Any]:
+        names = trace.get_side_names(path, sides)
         shape = (len(sides[names[0]].tokens), len(sides[names[1]].tokens))
-
-        def observer(record: AttentionRecord) -> None:
-            check_cancelled(should_stop)
-            weights = record.weights.float().cpu()
-            shown = weights[0, :, : shape[0], : shape[1]]  # without the padding of a front-end
-            top_k = None if path in self.dense_layers else self.weights_per_row
-            recorded[path] = build_layer(path, names, shown, **get_layer_info(record), top_k=top_k)
-            if record.score_weight is None and self.include_qkv and shown.shape == weights.shape[1:]:
-                recorded[path] |= pack_qkv(record, 0, shape)
-
-        return observer
+        weights = record.weights.float().cpu()
+        shown = weights[0, :, : shape[0], : shape[1]]  # without the padding of a front-end
+        top_k = None if path in self.dense_layers else self.weights_per_row
+        layer = trace.build_layer(path, names, shown, **trace.get_layer_info(record), top_k=top_k)
+        has_qkv = record.score_weight is None and self.include_qkv and shown.shape == weights.shape[1:]
+        return layer | trace.pack_qkv(record, 0, shape) if has_qkv else layer
 
 
 def mark_masked_heads(layers: Iterable[dict[str, Any]], parts: Sequence[ModelPart]) -> None:
@@ -192,7 +176,7 @@ def mark_masked_heads(layers: Iterable[dict[str, Any]], parts: Sequence[ModelPar
 
 def describe_token(vocabulary: Vocabulary, token_id: int) -> dict[str, Any]:
     (piece,) = vocabulary.to_pieces([token_id])
-    return {"token": token_id, **asdict(build_display_token(vocabulary, token_id, piece))}
+    return {"token": token_id, **asdict(trace.build_display_token(vocabulary, token_id, piece))}
 
 
 def describe_predictions(
@@ -269,3 +253,80 @@ def check_is_file(text: str, inspector: Inspector[Any]) -> None:
 def check_cancelled(should_stop: StopCheck | None) -> None:
     if should_stop is not None and should_stop():
         raise SearchCancelled("the request was cancelled")
+
+
+# --- positional encodings: the values of each position, and pairwise similarities or biases --------------------------
+
+
+DEFAULT_LENGTH = 64  # positions shown
+
+
+SCHEME_DESCRIPTIONS = {  # formula and note
+    "sinusoidal": (
+        "PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))",
+        "Waves are added to the embeddings; the dot product of two positions depends only on their distance.",
+    ),
+    "learned": ("x + P[pos]", "Each position has a learned vector, which is added to the embedding."),
+    "rotary": (
+        "pair i of the features of a query or key is rotated by the angle pos / base^(2i/d)",
+        "Queries and keys are rotated by angles proportional to the position: dot products depend on the distance.",
+    ),
+    "relative": (
+        "score + b[head, bucket(key - query)]",
+        "Each head adds a learned bias for each bucket of distances to its scores.",
+    ),
+    "alibi": (
+        "score - slope[head] * |query - key|",
+        "Each head subtracts a penalty proportional to the distance, with its own slope.",
+    ),
+}
+UNKNOWN_SCHEME = ("", "A custom scheme.")
+
+
+def describe_positions(model: nn.Module, length: int = DEFAULT_LENGTH) -> list[dict[str, Any]]:
+    """Return the section `positions` of a document: an entry for each stack with a positional encoding."""
+    stacks = {path.replace(COMPILED_PREFIX, ""): m for path, m in model.named_modules() if isinstance(m, Stack)}
+    entries = []
+    for path, stack in stacks.items():
+        name = path.rstrip(".") or ("decoder" if stack.config.causal else "encoder")
+        entries.append(describe_stack_positions(name, stack, length))
+    return [entry for entry in entries if entry is not None]
+
+
+@torch.no_grad()
+def describe_stack_positions(name: str, stack: Stack, length: int) -> dict[str, Any] | None:
+    scheme, like = stack.positions, next(stack.parameters())
+    positions = torch.arange(min(length, scheme.max_length or length), device=like.device)
+    bias, angles = scheme.compute_bias(positions, positions), scheme.compute_angles(positions)
+    values: Tensor | None
+    if bias is not None:
+        applied_as, values, pairwise = "bias", None, bias[0]
+    elif angles is not None:
+        applied_as, (values, pairwise) = "angles", compute_rotary_similarity(angles)
+    else:
+        applied_as = "embed"
+        values = scheme.embed(like.new_zeros(1, len(positions), stack.config.width), positions)[0].float()
+        pairwise = values @ values.T
+        if not values.any():
+            return None
+    kind = stack.config.positions.kind
+    formula, note = SCHEME_DESCRIPTIONS.get(kind, UNKNOWN_SCHEME)
+    entry: dict[str, Any] = {
+        "stack": name,
+        "scheme": kind,
+        "applied_as": applied_as,
+        "formula": formula,
+        "note": note,
+        "width": stack.config.width if values is None else values.shape[-1],
+    }
+    if values is not None:
+        entry["values"] = trace.pack_array(values, "float16")
+    return entry | {"pairwise": trace.pack_array(pairwise, "float16")}
+
+
+def compute_rotary_similarity(angles: Angles) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines (T, D) in feature order, and the normalized dot product (T, T) of a vector of ones
+    rotated to two positions: the mean over feature pairs of the cosine of the angle between them."""
+    cos, sin = (x.reshape(x.shape[-2:]).float() for x in (angles.cos, angles.sin))  # (T, D / 2)
+    ordered = torch.cat([cos, sin], -1) if angles.order == "halves" else torch.stack([cos, sin], -1).flatten(-2)
+    return ordered, (cos @ cos.T + sin @ sin.T) / cos.shape[-1]

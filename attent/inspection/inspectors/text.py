@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attent.decoding.generation.detokenizer import decode_continuation
+from attent.decoding.generation.generator import decode_continuation
 from attent.decoding.generation.loop import generate_greedy
 from attent.decoding.loading import check_tokenizer_size
 from attent.decoding.options import StopCheck
 from attent.decoding.predictor import Predictor
-from attent.inspection.attention_trace import TraceSide
-from attent.inspection.display_tokens import build_display_tokens
+from attent.inspection.attention_trace import TraceSide, build_display_tokens
 from attent.inspection.inspectors import base
 from attent.models import CausalLM, TextEncoder
 from attent.nn.devices import get_device
@@ -93,7 +92,7 @@ class EncoderInspector(base.Inspector[TextEncoder]):
 
     def _encode_texts(self, texts: Sequence[str]) -> EncoderInput:
         vocabulary = self.vocabulary
-        rows = [self.predictor.encode_masked(text) for text in texts]
+        rows = [self.predictor.mask_tokens.encode(self.predictor.parse_masks(text)) for text in texts]
         ids, segments, words = list(vocabulary.prefix_ids), [0] * len(vocabulary.prefix_ids), []
         for segment, row in enumerate(rows):
             words += [len(ids) + i for i, token in enumerate(row) if token != vocabulary.mask]

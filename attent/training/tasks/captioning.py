@@ -19,9 +19,8 @@ from attent.data.pairs import CorpusError
 from attent.data.text_batches import IGNORE_INDEX
 from attent.data.text_corpus import find_text_files, list_eval_files
 from attent.data.token_store import TokenSequences
-from attent.decoding.captioner import Captioner
 from attent.decoding.options import SearchOptions
-from attent.decoding.source_search import IMAGE_MAX_LENGTH
+from attent.decoding.source_search import IMAGE_MAX_LENGTH, Captioner
 from attent.interop import load
 from attent.models import ModelConfig, Seq2Seq, Seq2SeqConfig, VisionTransformer, build, presets
 from attent.models.config import mirror_encoder

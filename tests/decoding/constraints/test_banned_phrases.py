@@ -17,9 +17,13 @@ from torch import Tensor
 
 from attent.decoding.constraints.banned_phrases import BannedPhrases
 from attent.decoding.constraints.base import GeneratedTokens
-from attent.decoding.constraints.phrase_automaton import TokenSpellings, find_phrase
+from attent.decoding.constraints.phrase_automaton import (
+    TokenSpellings,
+    find_phrase,
+    find_word_continuations,
+    get_token_bytes,
+)
 from attent.decoding.options import SearchRequest
-from attent.decoding.token_bytes import find_word_continuations, get_token_bytes
 from attent.text import TokenizerConfig, Vocabulary, train_tokenizer
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.tokenizer_formats import FastVocabulary, MarianVocabulary, read_vocab_json

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from attent.decoding.constraints.banned_phrases import BannedPhrases
 from attent.decoding.constraints.base import Constraint, GeneratedTokens, apply_constraints
-from attent.decoding.constraints.min_length import MinLength
-from attent.decoding.constraints.no_repeat import NoLoops, NoRepeatNgram, has_loop
 from attent.decoding.constraints.phrase_automaton import TokenSpellings
 from attent.decoding.constraints.prefix import ForcedPrefix
 from attent.decoding.constraints.required_phrases import RequiredPhrases, allocate_beams
+from attent.decoding.constraints.token_rules import MinLength, NoLoops, NoRepeatNgram, has_loop
 from attent.decoding.options import SearchRequest
 
 END, V, FILLER = 1, 7, 5

@@ -8,8 +8,7 @@ import pytest
 
 from attent.decoding.engines import ctranslate2
 from attent.decoding.engines.gpu import eligibility
-from attent.decoding.engines.option_support import are_supported, find_unsupported_field
-from attent.decoding.options import SearchOptions, SearchRequest
+from attent.decoding.options import SearchOptions, SearchRequest, are_supported, find_unsupported_field
 
 ENGINES = [ctranslate2, eligibility]
 
@@ -39,7 +38,6 @@ def test_supported_names_are_fields(engine: object) -> None:
     options, request_fields = ({field.name for field in fields(kind)} for kind in (SearchOptions, SearchRequest))
     assert options.issuperset(engine.SUPPORTED_OPTIONS)  # type: ignore[attr-defined]
     assert request_fields.issuperset(engine.SUPPORTED_REQUEST_FIELDS)  # type: ignore[attr-defined]
-    assert options.issuperset(ctranslate2.SUPPORTED_GREEDY_OPTIONS)
 
 
 def test_an_empty_list_is_the_default_of_an_empty_tuple() -> None:

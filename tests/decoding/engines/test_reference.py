@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from attent.decoding import search as searching
-from attent.decoding.constraints.min_length import MinLength
-from attent.decoding.constraints.no_repeat import NoLoops
 from attent.decoding.constraints.prefix import ForcedPrefix
+from attent.decoding.constraints.token_rules import MinLength, NoLoops
 from attent.decoding.engines.gpu import eligibility
 from attent.decoding.engines.gpu.request_batch import (
     HypothesisBatch,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attent.decoding.generation.detokenizer import IncrementalDetokenizer, decode_continuation
+from attent.decoding.generation.generator import IncrementalDetokenizer, decode_continuation
 from attent.text.vocabulary import ESCAPE, Vocabulary
 from tests.decoding.toy_generators import byte_level, fallback, sentencepiece_tokenizer
 

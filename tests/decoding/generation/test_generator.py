@@ -12,8 +12,7 @@ import torch
 
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation import loop
-from attent.decoding.generation.detokenizer import decode_continuation
-from attent.decoding.generation.generator import Generator
+from attent.decoding.generation.generator import Generator, decode_continuation
 from attent.decoding.generation.loop import (
     DynamicState,
     EncodedPrompt,
@@ -25,9 +24,8 @@ from attent.decoding.generation.loop import (
     generate_batch,
     select_tokens,
 )
-from attent.decoding.options import GenerationOptions, SamplingOptions, SearchOptions
+from attent.decoding.options import GenerationOptions, SamplingOptions
 from attent.models import CausalLM
-from attent.nn import RotaryConfig
 from attent.text.tokenizer import Tokenizer
 from tests.decoding.toy_generators import (
     LONGEST,
@@ -46,10 +44,9 @@ MANNERS = {
     "greedy": StepOptions(end_ids=(5, *range(100, 140)), suppressed_tokens=(7, 9)),
     "drawn": StepOptions(
         end_ids=(5, *range(100, 120)),
-        search=SearchOptions(beam_size=1, sampling=SamplingOptions(temperature=1.3, top_k=30, top_p=0.9)),
+        sampling=SamplingOptions(temperature=1.3, top_k=30, top_p=0.9),
     ),
     "endless": StepOptions(end_ids=()),
-    "ruled": StepOptions(end_ids=(5, 6), search=SearchOptions(beam_size=1, min_length=4, no_repeat_ngram_size=2)),
 }
 every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 every_manner = pytest.mark.parametrize("manner", MANNERS.values(), ids=MANNERS)
@@ -179,10 +176,10 @@ def write_transformers_folder(family: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_greedy_tokens_match_transformers(family: str, tmp_path: Path) -> None:
+def test_greedy_tokens_match_transformers(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attent.decoding.generation.generator.CPU_MAX_ROWS", 3)
     theirs = write_transformers_folder(family, tmp_path)
-    mine = Generator.load(tmp_path, device="cpu", batch_size=3)
-    assert mine.batch_size == 3
+    mine = Generator.load(tmp_path, device="cpu")
     assert mine.end_ids == (0, 40)
     generations = mine.generate(PROMPTS, temperature=0, max_new_tokens=16)
     for prompt, (generation,) in zip(PROMPTS, generations, strict=True):
@@ -196,7 +193,7 @@ def test_greedy_tokens_match_transformers(family: str, tmp_path: Path) -> None:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def test_prompts_in_company_give_the_same_texts_as_each_alone() -> None:
+def test_prompts_in_company_give_the_same_texts_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = generator()
     together = mine.generate(PROMPTS, n=2, temperature=1.5, max_new_tokens=10, seed=4)
     alone = [
@@ -206,10 +203,10 @@ def test_prompts_in_company_give_the_same_texts_as_each_alone() -> None:
     assert [[sample.token_ids for sample in samples] for samples in together] == [
         [sample.token_ids for sample in samples] for samples in alone
     ]
-    small = Generator(mine.model, mine.tokenizer, batch_size=3)
-    assert [
-        samples[0].text for samples in small.generate(PROMPTS, n=1, temperature=1.5, max_new_tokens=10, seed=4)
-    ] == [samples[0].text for samples in together]
+    monkeypatch.setattr("attent.decoding.generation.generator.CPU_MAX_ROWS", 3)
+    assert [samples[0].text for samples in mine.generate(PROMPTS, n=1, temperature=1.5, max_new_tokens=10, seed=4)] == [
+        samples[0].text for samples in together
+    ]
 
 
 @pytest.mark.parametrize("stop", [(), ("e", "k")], ids=["", "stop"])
@@ -309,20 +306,6 @@ def test_a_tiny_temperature_is_greedy() -> None:
     for temperature in (1e-9, 1e-40, 5e-324):
         generations = mine.generate(PROMPTS, temperature=temperature, top_p=1.0, max_new_tokens=8)
         assert [samples[0].token_ids for samples in generations] == greedy
-
-
-def test_exceeding_the_trained_length_warns_once() -> None:
-    messages: list[str] = []
-    model = llama(sentencepiece_tokenizer())
-    stack = replace(model.config.stack, positions=RotaryConfig(trained_length=12))
-    model.config = replace(model.config, stack=stack)
-    mine = Generator(model, sentencepiece_tokenizer(), notify=messages.append)
-    mine.generate(["A man"], max_new_tokens=4)
-    assert messages == []
-    for _ in range(2):
-        mine.generate(["A man"], max_new_tokens=30)
-    (message,) = messages
-    assert "but the model was trained on at most 12: beyond that the text may be nonsense" in message
 
 
 def test_a_text_that_cannot_fit_into_memory_is_rejected() -> None:
@@ -429,7 +412,7 @@ def test_half_precision_logits_are_normalized_in_float32() -> None:
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(0)).bfloat16()
     context = GenerationContext.from_options(StepOptions(end_ids=(5,), suppressed_tokens=(7,)), CPU)
     prompts = [EncodedPrompt(token_ids=(0,), max_new_tokens=4)] * 3
-    sequences = SequenceBatch.from_prompts(torch.zeros(3, dtype=torch.int64), prompts, 4, context)
+    sequences = SequenceBatch.from_prompts(torch.zeros(3, dtype=torch.int64), prompts, 4)
     token, log_prob = select_tokens(logits, sequences, context)
     expected = logits.float().index_fill(-1, torch.tensor([7]), float("-inf")).log_softmax(-1)
     assert torch.equal(token, expected.argmax(-1))

@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from attent.decoding.constraints.base import GeneratedTokens
-from attent.decoding.constraints.min_length import MinLength
-from attent.decoding.constraints.no_repeat import (
+from attent.decoding.constraints.token_rules import (
     MAX_LOOP_PERIOD,
     MIN_LOOP_REPEATS,
     MIN_LOOP_TOKENS,
+    MinLength,
     NoLoops,
     NoRepeatNgram,
     has_loop,
@@ -31,7 +31,7 @@ from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import Hypothesis, SamplingOptions, SearchOptions, SearchRequest
 from attent.decoding.search import SearchContext, list_suppressed_tokens, make_suppressed_tensor, stable_topk
 from attent.inspection import record
-from attent.inspection.head_masking import ModelPart, mask_heads
+from attent.inspection.ablate import ModelPart, mask_heads
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import AlibiConfig, LearnedConfig, Mask, StackConfig

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from attent.data.arrays import Array
 from attent.decoding.constraints.base import NEG_INF
-from attent.decoding.constraints.min_length import MinLength
-from attent.decoding.constraints.no_repeat import MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, MIN_LOOP_TOKENS
+from attent.decoding.constraints.token_rules import MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, MIN_LOOP_TOKENS, MinLength
 from attent.decoding.engines.gpu import kernels
 from attent.decoding.engines.gpu.inference_model import GpuLayerCache, InferenceDecoder, InferenceModel
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, exclusive_cumsum

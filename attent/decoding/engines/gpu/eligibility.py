@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attent.decoding.constraints.min_length import MinLength
-from attent.decoding.constraints.no_repeat import MAX_LOOP_PERIOD, NoLoops
+from attent.decoding.constraints.token_rules import MAX_LOOP_PERIOD, MinLength, NoLoops
 from attent.decoding.engines.gpu.request_batch import RequestBatch
-from attent.decoding.engines.option_support import find_unsupported_field
+from attent.decoding.options import find_unsupported_field
 from attent.decoding.search import SearchContext
 from attent.models import Seq2Seq
 from attent.nn import kernels

@@ -1,12 +1,11 @@
 """Request batches for the GPU engine: a few NumPy arrays, cheap to build and to send from a worker process."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
+from typing import Self
 
 import numpy as np
 
@@ -27,7 +26,7 @@ class RequestBatch:
     forbid_loops: Array  # 1 where loops are forbidden (`NoLoops`)
 
     @classmethod
-    def from_requests(cls, requests: Sequence[SearchRequest], forbid_loops: bool) -> RequestBatch:
+    def from_requests(cls, requests: Sequence[SearchRequest], forbid_loops: bool) -> Self:
         """`requests` are sorted by `sort_by_length`; `forbid_loops` holds for all of them."""
         decoder_order_lengths, max_target_lengths = get_request_lengths(requests)
         order = np.argsort(-decoder_order_lengths, kind="stable")

@@ -22,8 +22,7 @@ import torch
 from attent.data.process_pool import bind_to_parent, block_sigint, hide_main_script
 from attent.decoding.engines.gpu.eligibility import SUPPORTED_REQUEST_FIELDS
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable, search_in_batches
-from attent.decoding.engines.option_support import are_supported
-from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck, are_supported
 
 READY = "ready"
 # Requests and hypotheses are sent as tuples: thousands are pickled at once.
@@ -47,11 +46,6 @@ class Searcher(Protocol):
     ) -> HypothesisBatch | Unavailable: ...
 
 
-class WorkerSetup(Protocol):
-    def build_handler(self, engine: RemoteEngine) -> Callable[[Any], Any]:
-        """Return the function that runs one task, in the worker process."""
-
-
 class SearchCall(NamedTuple):
     requested: RequestBatch | list[tuple[Any, ...]]
     options: SearchOptions
@@ -63,10 +57,11 @@ class TextWorkerPool(Generic[Result]):
     def __init__(
         self,
         searcher: Searcher,
-        setup: WorkerSetup,
+        setup: Callable[[RemoteEngine], Callable[[Any], Any]],
         run_in_main_process: Callable[[Any, StopCheck], Result],
         num_workers: int,
     ) -> None:
+        """`setup` returns the function that runs one task, in the worker process."""
         self.searcher, self.setup, self.run_in_main_process = searcher, setup, run_in_main_process
         self.workers_to_start = num_workers
         self.workers: list[TextWorker] = []
@@ -203,7 +198,7 @@ def run_worker(connection: Connection) -> None:
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
         connection.send(READY)
-        handle = connection.recv().build_handler(RemoteEngine(connection))
+        handle = connection.recv()(RemoteEngine(connection))
         gc.freeze()  # scanning what stays alive for garbage would take as long as the texts
         while True:
             connection.send(handle(connection.recv()))

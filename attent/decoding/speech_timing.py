@@ -1,22 +1,28 @@
-"""Times of words by the most likely CTC path, else by dynamic time warping over cross-attention, as in Whisper.
+"""When speech occurs in a recording: segments that a model can transcribe, and the times of words.
 
-Some heads attend to the sound of the token that they output. Their weights, one row for each token, are normalized over
+Long recordings are cut at silences where there are any, else with overlap. Voice activity is found by energy: a frame
+of 10 ms is speech if its level is well above that of the quietest tenth. Recordings are read in blocks, so memory is
+bounded whatever their length.
+
+Words are timed by the most likely CTC path, else by dynamic time warping over cross-attention, as in Whisper. Some
+heads attend to the sound of the token that they output. Their weights, one row for each token, are normalized over
 tokens and smoothed; the monotonic path with the greatest sum through them gives the first encoder state of each token.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attent.data.arrays import Array
 from attent.decoding.alignment import WORD_START_MARKERS, find_cross_layers, map_tokens_to_words, record_weights
-from attent.decoding.batching import pad_token_ids
+from attent.decoding.loading import pad_token_ids
 from attent.decoding.options import Hypothesis
-from attent.decoding.speech_segments import find_runs
 from attent.models import Seq2Seq
 from attent.nn import Memory
 from attent.nn.eval_mode import eval_mode
@@ -24,7 +30,158 @@ from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.vocabulary import Vocabulary
 
-Array = NDArray[np.float64]
+SILENCE_LEVEL = -70.0  # dB of full scale; nothing quieter is speech
+MAX_LEVEL_RANGE = 50.0  # dB from the quietest tenth to the loudest frames; digital silence would make it larger
+MIN_SPEECH_MARGIN, SPEECH_FRACTION = 6.0, 0.3  # of speech above the quietest tenth: in dB, and as a share of the range
+MIN_EDGE_MARGIN, EDGE_FRACTION = 3.0, 0.1  # of the frames before and after speech that belong to it
+MIN_SPEECH_FRAMES = 6  # shorter sounds are clicks
+MIN_SILENCE_FRAMES = 20  # shorter pauses may be within a word: 0.2 s
+PAUSE_FRAMES = 100  # a pause of 1 s always ends a segment
+MARGIN_FRAMES = 20  # of silence before and after a segment
+MAX_OVERLAP_FRAMES, OVERLAP_FRACTION = 200, 0.25  # of segments that no silence separates, and as a share of one
+BUFFER_SEGMENTS = 4  # longest segments in memory
+
+Span = tuple[int, int]  # start and stop
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AudioSegment:
+    samples: Array
+    start: float  # in seconds
+    overlap: float = 0.0  # seconds that it shares with the segment before
+    language: str | None = None  # that Whisper is given
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / SAMPLE_RATE
+
+
+def iter_segments(blocks: Iterable[Array], max_seconds: float) -> Iterator[AudioSegment]:
+    """Yield the segments of a recording, given in blocks; a short one, unless it is silent, is one segment."""
+    max_frames = count_max_frames(max_seconds)
+    buffer, position, previous_stop = np.zeros(0, np.float32), 0, 0
+
+    def cut(start: int, stop: int) -> AudioSegment:
+        nonlocal previous_stop
+        overlap, previous_stop = previous_stop - position - start, position + stop
+        return AudioSegment(
+            samples=buffer[start:stop], start=(position + start) / SAMPLE_RATE, overlap=max(0, overlap) / SAMPLE_RATE
+        )
+
+    for block in blocks:
+        buffer = np.concatenate([buffer, block])
+        if len(buffer) >= BUFFER_SEGMENTS * max_frames * HOP_SAMPLES:
+            spans = find_segments(buffer, max_frames)
+            if spans and len(buffer) - spans[-1][1] < PAUSE_FRAMES * HOP_SAMPLES:  # its last words may be cut
+                rest = spans.pop()[0]
+            else:
+                rest = len(buffer) - MARGIN_FRAMES * HOP_SAMPLES
+            yield from (cut(*span) for span in spans)
+            buffer, position = buffer[rest:], position + rest
+    if position == 0 and len(buffer) <= max_frames * HOP_SAMPLES:
+        spans = [(0, len(buffer))] if measure_levels(buffer).max(initial=-np.inf) > SILENCE_LEVEL else []
+    else:
+        spans = find_segments(buffer, max_frames)
+    yield from (cut(*span) for span in spans)
+
+
+def cut_finished(samples: Array, max_seconds: float) -> tuple[list[Array], Array]:
+    """Return the finished segments of a growing recording, up to a pause or the quietest place, and the rest."""
+    max_frames, finished = count_max_frames(max_seconds), []
+    while spans := find_segments(samples, max_frames):
+        stop = spans[0][1]
+        if len(spans) == 1 and len(samples) - stop < PAUSE_FRAMES * HOP_SAMPLES:
+            break
+        if len(spans) > 1 and spans[1][0] < stop:
+            last, overlap = stop // HOP_SAMPLES, count_overlap_frames(max_frames)
+            stop = (last - overlap + int(measure_levels(samples)[last - overlap : last].argmin())) * HOP_SAMPLES
+        finished.append(samples[:stop])
+        samples = samples[stop:]
+    return finished, samples
+
+
+def count_max_frames(max_seconds: float) -> int:
+    return max(4 * MARGIN_FRAMES, int(max_seconds * SAMPLE_RATE) // HOP_SAMPLES)
+
+
+def count_overlap_frames(max_frames: int) -> int:
+    return min(MAX_OVERLAP_FRAMES, int(OVERLAP_FRACTION * max_frames))
+
+
+def find_segments(samples: Array, max_frames: int) -> list[Span]:
+    """Return the samples of each segment. Segments overlap only where speech without a pause is too long for one."""
+    runs: list[Span] = []
+    for start, stop in find_runs(find_speech(samples)):
+        first = runs.pop()[0] if runs and start - runs[-1][1] < MIN_SILENCE_FRAMES else start
+        runs.append((first, stop))
+    longest = max_frames - 2 * MARGIN_FRAMES
+    spans: list[Span] = []
+    while runs:
+        count = count_runs_of_segment(runs, longest)
+        start, stop = runs[0][0], runs[count - 1][1]
+        while stop - start > longest:
+            spans.append((start, start + longest))
+            start += longest - count_overlap_frames(max_frames)
+        spans.append((start, stop))
+        runs = runs[count:]
+    if not spans:
+        return []
+    # Margins end in the middle of a silence.
+    gaps = [b - a for (_, a), (b, _) in pairwise([(0, 0), *spans, (len(samples) // HOP_SAMPLES,) * 2])]
+    gaps = [2 * gaps[0], *gaps[1:-1], 2 * gaps[-1]]
+    margins = [MARGIN_FRAMES if gap < 0 else min(MARGIN_FRAMES, gap // 2) for gap in gaps]
+    return [
+        ((start - before) * HOP_SAMPLES, (stop + after) * HOP_SAMPLES)
+        for (start, stop), (before, after) in zip(spans, pairwise(margins), strict=True)
+    ]
+
+
+def count_runs_of_segment(runs: list[Span], longest: int) -> int:
+    """Return the runs of the first segment: up to a pause, or to the longest silence of the second half."""
+    count = 1
+    while count < len(runs) and runs[count][0] - runs[count - 1][1] < PAUSE_FRAMES:
+        if runs[count][1] - runs[0][0] > longest:
+            is_late = [runs[i - 1][1] - runs[0][0] >= longest // 2 for i in range(1, count + 1)]
+            gaps = [runs[i][0] - runs[i - 1][1] for i in range(1, count + 1)]
+            return 1 + max(range(count), key=lambda i: (is_late[i], gaps[i]))
+        count += 1
+    return count
+
+
+def find_speech(samples: Array) -> NDArray[np.bool_]:
+    """Return for each frame of 10 ms whether it is speech, by its level."""
+    levels = measure_levels(samples)
+    if not len(levels):
+        return np.zeros(0, bool)
+    quiet, loud = np.percentile(levels, (10, 99))
+    quiet = max(quiet, loud - MAX_LEVEL_RANGE)
+    threshold = quiet + max(MIN_SPEECH_MARGIN, SPEECH_FRACTION * (loud - quiet))
+    is_speech = levels > max(threshold, SILENCE_LEVEL)
+    for start, stop in find_runs(is_speech):
+        is_speech[start:stop] = stop - start >= MIN_SPEECH_FRAMES
+    threshold = quiet + max(MIN_EDGE_MARGIN, EDGE_FRACTION * (loud - quiet))  # of quiet sounds next to speech
+    for start, stop in find_runs(is_speech | (levels > max(threshold, SILENCE_LEVEL))):
+        is_speech[start:stop] = is_speech[start:stop].any()
+    return is_speech
+
+
+def measure_levels(samples: Array) -> NDArray[np.float64]:
+    """Return the level of each frame of 10 ms with its neighbors, in dB of full scale, without its constant offset."""
+    frames = samples[: len(samples) // HOP_SAMPLES * HOP_SAMPLES].reshape(-1, HOP_SAMPLES)
+    power = frames.astype(np.float64).var(1)
+    padded = np.pad(power, 1, mode="edge") if len(power) else np.zeros(2)
+    return 10 * np.log10(np.maximum(np.convolve(padded, np.full(3, 1 / 3), mode="valid")[: len(power)], 1e-12))
+
+
+def find_runs(mask: NDArray[np.bool_]) -> list[Span]:
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+# --- times of words ------------------------------------------------------------------------------------------------
+
+
+Floats = NDArray[np.float64]
 
 FRAME_SECONDS = HOP_SAMPLES / SAMPLE_RATE
 STATE_FRAMES = 2  # frames of an encoder state
@@ -97,7 +254,7 @@ def align_by_attention(
     num_states: Sequence[int],
     prefix_ids: Sequence[int],
     heads: Sequence[Head] | None,
-) -> list[Array]:
+) -> list[Floats]:
     """Decode the tokens of a batch again, and return the start and the end of each in seconds, (U, 2)."""
     targets = [[model.config.start_id, *prefix_ids, *ids] for ids in token_ids]
     target, target_lengths = pad_token_ids(targets, memory.states.device)
@@ -112,7 +269,7 @@ def align_by_attention(
     return spans
 
 
-def align_ctc(log_probs: Array, token_ids: Sequence[int], blank_id: int) -> Array:
+def align_ctc(log_probs: Floats, token_ids: Sequence[int], blank_id: int) -> Floats:
     """Return the start and the end of each token in seconds, (U, 2), on the most likely path of states that outputs
     the tokens (Graves et al. 2006), given the log-probabilities (T, V) of each state.
 
@@ -143,7 +300,7 @@ def align_ctc(log_probs: Array, token_ids: Sequence[int], blank_id: int) -> Arra
     return states.astype(np.float64) * STATE_SECONDS
 
 
-def find_token_starts(layer_weights: Sequence[Array], heads: Sequence[Head] | None = None) -> Array:
+def find_token_starts(layer_weights: Sequence[Floats], heads: Sequence[Head] | None = None) -> Floats:
     """Return the start of each token in seconds, (U + 1,), from the weights (H, U, T) of each layer, and the end."""
     weights = np.concatenate(layer_weights)
     if heads is not None:
@@ -156,13 +313,13 @@ def find_token_starts(layer_weights: Sequence[Array], heads: Sequence[Head] | No
     return align_monotonic(-prepared.mean(0)).astype(np.float64) * STATE_SECONDS
 
 
-def normalize_over_tokens(weights: Array) -> Array:
+def normalize_over_tokens(weights: Floats) -> Floats:
     """(H, U, T) with mean 0 and standard deviation 1 over tokens: a state that all tokens attend to says nothing."""
     mean, std = weights.mean(1, keepdims=True), weights.std(1, keepdims=True)
     return (weights - mean) / np.maximum(std, 1e-9)
 
 
-def smooth(weights: Array) -> Array:
+def smooth(weights: Floats) -> Floats:
     reach = MEDIAN_WIDTH // 2
     if weights.shape[-1] <= reach:
         return weights
@@ -170,7 +327,7 @@ def smooth(weights: Array) -> Array:
     return np.median(np.lib.stride_tricks.sliding_window_view(padded, MEDIAN_WIDTH, axis=-1), axis=-1)
 
 
-def select_heads(weights: Array, prepared: Array) -> Array:
+def select_heads(weights: Floats, prepared: Floats) -> Floats:
     """Return the heads that align best: by the share of their attention along their own monotonic path.
 
     An even head, or one that attends to the same state for every token, has a share of about 1 / U.
@@ -183,7 +340,7 @@ def select_heads(weights: Array, prepared: Array) -> Array:
     return best[quality[best] >= MIN_HEAD_QUALITY * quality[best[0]]]
 
 
-def align_monotonic(costs: Array) -> NDArray[np.int64]:
+def align_monotonic(costs: Floats) -> NDArray[np.int64]:
     """Return the first state of each token, and the number of states, (..., U + 1), on the path of least cost through
     (..., U, T) from the first state of the first token to the last state of the last one.
 
@@ -216,7 +373,7 @@ def join_words(words: Iterable[str]) -> str:
     return NO_SPACE.sub("", "\0".join(words)).replace("\0", " ")
 
 
-def group_words(vocabulary: Vocabulary, hypothesis: Hypothesis, token_spans: Array) -> list[SpokenWord]:
+def group_words(vocabulary: Vocabulary, hypothesis: Hypothesis, token_spans: Floats) -> list[SpokenWord]:
     ids, texts, words = hypothesis.token_ids, hypothesis.text.split(), WORD.findall(hypothesis.text)
     if words != texts:  # characters have the times of their tokens, or between these
         ends = np.maximum.accumulate([len(vocabulary.decode(ids[:i]).lstrip()) for i in range(len(ids) + 1)])

@@ -1,4 +1,4 @@
-"""Forbid repetition: no n-gram twice, and no short unit of tokens over and over."""
+"""Rules on the tokens of a target: a minimum length, no n-gram twice, and no short unit of tokens over and over."""
 
 from collections.abc import Sequence
 from itertools import groupby, pairwise
@@ -8,9 +8,24 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import Constraint, GeneratedTokens, ban_tokens
-from attent.decoding.constraints.vocabulary import ConstraintSetup
+from attent.decoding.constraints.base import NEG_INF, Constraint, ConstraintSetup, GeneratedTokens, ban_tokens
 from attent.decoding.options import SearchRequest
+
+
+class MinLength(Constraint):
+    def __init__(self, min_length: int, end_ids: Sequence[int]) -> None:
+        self.min_length, self.end_ids = min_length, tuple(end_ids)
+
+    @classmethod
+    def build(cls, setup: ConstraintSetup) -> Self | None:
+        min_length, vocabulary = setup.options.min_length, setup.vocabulary
+        return cls(min_length, vocabulary.end_ids) if min_length else None
+
+    def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
+        for end in self.end_ids:
+            logits[:, end].masked_fill_(generated.lengths < self.min_length, NEG_INF)
+        return logits
+
 
 # A loop is a unit of up to MAX_LOOP_PERIOD tokens that occurs MIN_LOOP_REPEATS times in a row and then fills at least
 # MIN_LOOP_TOKENS tokens. Good text repeats too, but less: "ha ha ha", "very, very, very". A single token may occur
