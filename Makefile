@@ -94,9 +94,11 @@ format: $(READY_DEV) ## sort imports and format with ruff
 	$(PY) -m ruff format .
 
 # Without those that train models for many minutes.
-bench: $(READY_DEV) ## run all benchmarks
+# These take a model or data: python -m benchmarks.students --help
+NOT_ALONE := captions libretranslate long_range markup_placement quality spoken_captions students why_attention
+bench: $(READY_DEV) ## run all benchmarks that need no data
 	@set -e; for script in $$(find benchmarks -maxdepth 1 -name '[a-z]*.py' \
-	    ! -name why_attention.py ! -name long_range.py 2>/dev/null | sort); do \
+	    $(NOT_ALONE:%=! -name %.py) 2>/dev/null | sort); do \
 	  name=$${script%.py}; echo "== $$name" >&2; $(PY) -m "$$(echo $$name | tr / .)"; \
 	done
 

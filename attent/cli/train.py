@@ -25,8 +25,10 @@ SetFlag = Annotated[
     Parameter(
         name="--set",
         group=COMMON,
+        consume_multiple=True,
+        allow_repeating=True,
         negative_iterable="",
-        help="any setting of the run file: model.dropout=0.2, data.filters.script=false; repeatable",
+        help="any settings of the run file: model.dropout=0.2 data.filters.script=false",
     ),
 ]
 

@@ -57,7 +57,7 @@ def write_average(models: Sequence[Path], out: Path, last: int) -> str:
         description = f"the checkpoints at steps {', '.join(f'{step:,}' for step in steps)}"
     else:
         for path in models[1:]:
-            if read_tokenizer(path) != read_tokenizer(models[0]):
+            if path.is_dir() and read_tokenizer(path) != read_tokenizer(models[0]):
                 problem = f"must have the tokenizer of {models[0]}, but has another; give models of one run"
                 raise TrainError(f"{path}: {problem}")
         weights = average_weights(dict(load(path).named_parameters()) for path in models)

@@ -115,6 +115,7 @@ def test_models_that_are_no_average_are_refused(tmp_path: Path) -> None:
     a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
     for models_, last, problem in (
         ([a, b], 5, "b: must have the tokenizer of .*a, but has another; give models of one run"),
+        ([a, tmp_path / "c"], 5, "c: must be a model folder, but does not exist; give one that holds config.json"),
         ([a], 1, "`--last` must be 2 or more, but is 1; raise it"),
         ([a], 2, "a: must have 2 checkpoints or more, but has 0; name several models, or keep more"),
     ):
