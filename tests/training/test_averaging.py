@@ -13,6 +13,7 @@ import torch
 from attent import models
 from attent.cli import main
 from attent.models import Seq2Seq
+from attent.storage.errors import FolderError
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.training.averaging import average_checkpoints, average_weights, write_average
 from attent.training.checkpoint import Checkpoint, CheckpointError, save_checkpoint
@@ -115,12 +116,13 @@ def test_models_that_are_no_average_are_refused(tmp_path: Path) -> None:
     a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
     for models_, last, problem in (
         ([a, b], 5, "b: must have the tokenizer of .*a, but has another; give models of one run"),
-        ([a, tmp_path / "c"], 5, "c: must be a model folder, but does not exist; give one that holds config.json"),
         ([a], 1, "`--last` must be 2 or more, but is 1; raise it"),
         ([a], 2, "a: must have 2 checkpoints or more, but has 0; name several models, or keep more"),
     ):
         with pytest.raises(TrainError, match=problem):
             write_average(models_, out, last)
+    with pytest.raises(FolderError, match="c: must be a model folder, but does not exist"):
+        write_average([a, tmp_path / "c"], out, 5)
     assert write_average([a, a], out, 1) == "2 models"
     assert are_equal(dict(models.read_model(out).named_parameters()), dict(model().named_parameters()))
     with pytest.raises(TrainError, match="out: exists, and nothing is overwritten; give another --out"):
