@@ -46,6 +46,7 @@ CPU_RECIPES: tuple[tuple[int, Recipe], ...] = (
     (20_000_000, Recipe("small", 3, dropout=0.1, rdrop=0.0)),
 )
 CPU_MINUTES = 30.0  # at most, unless --minutes or --steps is given
+TINY_MINUTES = 60.0  # on a CPU, for which few epochs of `small` fit: after 26 minutes `tiny` was ahead (docs/log.md)
 MIN_STEPS = 2_000  # with fewer, no model has learned much, however few the pairs are
 MAX_STEPS = 300_000  # the paper's big model
 NUM_VALIDATIONS = 50
@@ -55,8 +56,8 @@ COMPILE_MIN_STEPS = 10_000  # compiling takes 5 to 30 s, and `small` with R-Drop
 FINETUNE_DIVISOR, FINETUNE_LR = 10, 2e-4  # fine-tuning takes a tenth of the epochs and of `MIN_STEPS`
 NON_TRANSFORMER_LR, NON_TRANSFORMER_CLIP_NORM = 1e-3, 1.0  # of LSTMs and convolutions; twice the rate if narrow
 FIXED_SETTINGS = ("arch", "size", "data.tokenizer.vocab")  # besides the model's shape, when fine-tuning
-CPU_BATCH_TOKENS = 4_096  # with more, there would be too few updates a day
-CPU_MICRO_BATCH_TOKENS = 2_048  # as fast as a whole batch, in half the memory; smaller ones are slower
+CPU_BATCH_TOKENS = 4_096  # of language models and classifiers; with more, there would be too few updates a day
+CPU_MICRO_BATCH_TOKENS = 2_048  # also the batches of translators: smaller ones are slower, larger ones fewer updates
 
 MEASURE_SECONDS = 2.0
 BUDGET_MARGIN = 0.97  # of --minutes: checkpoints, curves and the model card
@@ -89,7 +90,8 @@ def choose_model(
 ) -> tuple[Size, Seq2SeqConfig, str]:
     num_pairs = data_size.num_examples
     recipe = choose_recipe(num_pairs, device_type)
-    size = run.size or recipe.size
+    minutes = run.train.minutes or (math.inf if run.train.steps else CPU_MINUTES)
+    size = run.size or ("tiny" if device_type == "cpu" and minutes <= TINY_MINUTES else recipe.size)
     preset = presets.ARCHS[run.arch or "transformer"](tokenizer.source.size, size)
     preset = fit_to_tokenizer(preset, tokenizer)
     dropout = max(recipe.dropout, preset.encoder.dropout if size == "big" else 0.0)
@@ -157,7 +159,7 @@ def fill_train_config(
     *,
     finetune: bool = False,
 ) -> TrainConfig:
-    default_batch = CPU_BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_BY_SIZE[size or "small"]
+    default_batch = CPU_MICRO_BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_BY_SIZE[size or "small"]
     batch = train.batch_tokens or default_batch
     recipe = choose_recipe(data_size.num_examples, device.type)
     divisor = FINETUNE_DIVISOR if finetune else 1

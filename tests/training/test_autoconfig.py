@@ -38,7 +38,7 @@ def amount(pairs: int) -> DataSize:
         (200_000, "cuda", "small", 0.3),
         (600_000, "cuda", "small", 0.2),
         (4_000_000, "cuda", "base", 0.1),
-        (4_000_000, "cpu", "small", 0.1),
+        (4_000_000, "cpu", "tiny", 0.1),
         (30_000_000, "cuda", "base", 0.1),
     ],
 )
@@ -52,12 +52,19 @@ def test_the_size_and_dropout_come_from_the_amount_of_data(pairs: int, kind: str
 
 
 @pytest.mark.parametrize(
-    ("pairs", "reason"),
-    [(600_000, "a larger model would overfit"), (3_000_000, "a larger model would take too long on a CPU")],
+    ("pairs", "limit", "chosen", "reason"),
+    [
+        (600_000, {"steps": 9}, "small", "a larger model would overfit"),
+        (600_000, {"minutes": 61.0}, "small", "a larger model would overfit"),
+        (600_000, {"minutes": 60.0}, "tiny", "a larger model would take too long on a CPU"),
+        (3_000_000, {"minutes": 600.0}, "small", "a larger model would take too long on a CPU"),
+        (99_999, {"minutes": 600.0}, "tiny", "a larger model would take too long on a CPU"),
+    ],
 )
-def test_one_reason_is_given_for_a_small_model_on_a_cpu(pairs: int, reason: str) -> None:
-    size, _, given = choose_model(RunConfig(), {}, amount(pairs), tokenizer(), "cpu")
-    assert size == "small"
+def test_a_cpu_trains_a_model_that_fits_the_time(pairs: int, limit: dict[str, Any], chosen: str, reason: str) -> None:
+    run = RunConfig(train=TrainConfig(**limit))
+    size, _, given = choose_model(run, {}, amount(pairs), tokenizer(), "cpu")
+    assert size == chosen
     assert given.startswith(f"for {pairs:,} pairs: {reason}; dropout")
 
 
@@ -154,7 +161,7 @@ def test_choices_are_described() -> None:
     text = "\n".join([describe_model(replace(run, size=size, model=model, train=train), reason), *schedule])
     for part in (
         "model: tiny, 4+4 layers, width 128", f"vocabulary {model.vocab}", "for 29,000 pairs", "dropout 0.1",
-        "schedule: adam", "batches of 4,096 tokens x 2", f"at most {train.steps:,} steps",
+        "schedule: adam", "batches of 2,048 tokens x 2", f"at most {train.steps:,} steps",
         f"validate every {train.valid_every:,} steps (greedy)",
     ):  # fmt: skip
         assert part in text
@@ -182,7 +189,7 @@ def list_choices(train: TrainConfig) -> tuple[object, ...]:
     ("pairs", "size", "device", "finetune", "expected"),
     [
         (29_000, "tiny", CPU, False,
-         (4_096, 12_745, 3_186, 0.00313, 255, 255, 0.1, 0.1, "cosine", 0.0, 0.0, 0, 2_048, "float32", False)),
+         (2_048, 25_489, 4_000, 0.0028, 510, 510, 0.1, 0.1, "cosine", 0.0, 0.0, 0, 2_048, "float32", False)),
         (29_000, "small", GPU, False,
          (8_192, 16_993, 4_000, 0.00198, 340, 340, 0.1, 0.1, "cosine", 5.0, 0.0, 0, None, "bfloat16", True)),
         (4_000_000, "base", GPU, False,
@@ -190,7 +197,7 @@ def list_choices(train: TrainConfig) -> tuple[object, ...]:
         (10**9, "big", GPU, False,
          (25_600, 300_000, 4_000, 0.000494, 5_000, 5_000, 0.1, 0.1, "cosine", 0.0, 0.0, 0, None, "bfloat16", True)),
         (10, "tiny", CPU, True,
-         (4_096, 200, 50, 0.0002, 10, 10, 0.1, 0.1, "cosine", 0.0, 0.0, 10, 2_048, "float32", False)),
+         (2_048, 200, 50, 0.0002, 10, 10, 0.1, 0.1, "cosine", 0.0, 0.0, 10, 2_048, "float32", False)),
         (29_000, None, GPU, True,
          (8_192, 1_700, 425, 0.0002, 34, 34, 0.1, 0.1, "cosine", 0.0, 0.0, 10, None, "bfloat16", False)),
     ],
