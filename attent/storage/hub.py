@@ -33,7 +33,6 @@ from urllib import request
 from attent.storage.cache import CACHE_ENV_VAR, build_folder, get_cache_folder
 from attent.storage.errors import AttentError, FolderError, StorageError
 from attent.storage.manifest import hash_file
-from attent.storage.tensor_files import convert_weights
 
 ProgressCallback = Callable[[int, int | None], None]  # bytes done, and the total if it is known
 
@@ -362,6 +361,8 @@ def link_files(repo: str, snapshot: Path, weights: list[str], staging: Path) -> 
     pickles = [snapshot / name for name in weights if name.endswith(".bin")]
     if pickles:
         print(f"{repo}: converting {PICKLE_FILE} to safetensors, in a process with limits", file=sys.stderr)
+        from attent.storage.tensor_files import convert_weights  # imports torch
+
         convert_weights(pickles, staging / WEIGHTS_FILE)
 
 
