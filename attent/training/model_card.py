@@ -104,8 +104,6 @@ def _list_settings(task: Task, run: RunConfig) -> Iterator[tuple[str, str]]:
     values["model.dropout"] = stack.dropout
     if isinstance(stack, StackConfig):
         values["model.norm_order"] = stack.norm_order
-    if "data.subword_sampling" in task.used_settings:
-        values["data.subword_sampling"] = run.data.subword_sampling
     if "data.augment" in task.used_settings:
         values["data.augment"] = run.data.augment
     for name, value in values.items():

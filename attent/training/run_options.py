@@ -57,7 +57,6 @@ class TextOptions:
     ] = None
     tags: Annotated[bool | None, "prefix sources with a tag of the target language, <2de> [default: if several]"] = None
     context: Annotated[int, "preceding source sentences given with each sentence, of corpora in document order"] = 0
-    subword_sampling: Annotated[float, "rate of BPE-dropout; 0: off"] = 0.0
     augment: Annotated[
         tuple[str, ...] | None,
         "change training sentences so that the model is robust: capitals, typos, missing punctuation, tags and others "
@@ -78,7 +77,6 @@ class TextOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        check_below_one("subword_sampling", self.subword_sampling)
         if self.augment is not None:  # with the rates, for run.toml
             object.__setattr__(self, "augment", format_rates(parse_rates(self.augment)))
         check_at_least("max_tokens", self.max_tokens, 1)

@@ -108,7 +108,6 @@ def test_the_vocabulary_size_is_always_the_tokenizers() -> None:
         ("train.label_smoothing=1.0", "`label_smoothing` must be at least 0 and less than 1"),
         ("train.ema=1.0", "`ema` must be at least 0 and less than 1"),
         ("train.optimizer=sgd", "adamw"),
-        ("data.subword_sampling=1.5", "`subword_sampling` must be"),
         ("data.hold_out=-1", "`hold_out` must be 0 or more"),
         ("decode.beam_size=0", "`beam_size` must be 1 or more"),
         ("model.width=63", "63"),
