@@ -572,11 +572,6 @@ FAULTS = """
 - (score, -loss) > (best_score, -best_loss)
 + (score, -loss) < (best_score, -best_loss)
 
-# training: EMA decay inverted
-@ training/loop.py::Trainer.update_ema: training/test_loop.py
-- parameters, 1 - decay)
-+ parameters, decay)
-
 # training: LoRA update not zero at the start
 @ nn/lora.py::LowRankUpdate.__init__: training/test_lora.py -k starts
 - self.up = nn.Parameter(torch.zeros(rows, rank))

@@ -26,8 +26,8 @@ from attent.training.tasks.base import DataSummary, FinalScores, ModelDescriptio
 MAX_SAMPLE_CHARS = 400
 END_REASONS = {"steps": "all steps were done", "patience": "validation stopped improving", "stopped": "stopped by hand"}
 LISTED_SETTINGS = (
-    "optimizer", "lr", "schedule", "warmup", "batch_tokens", "accumulate", "label_smoothing", "rdrop", "ema",
-    "clip_norm", "weight_decay", "precision", "average", "freeze", "lora",
+    "optimizer", "lr", "schedule", "warmup", "batch_tokens", "accumulate", "label_smoothing", "rdrop", "clip_norm",
+    "weight_decay", "precision", "average", "freeze", "lora",
 )  # fmt: skip
 
 Rows = tuple[tuple[str, str], ...]

@@ -174,7 +174,6 @@ class TrainConfig:
     ] = 0.1
     rdrop: Annotated[float | None, "weight of the R-Drop loss; 0: off [default: 5 on a GPU below 100,000 pairs]"] = None
     ctc: Annotated[float | None, "weight of the CTC loss of speech; 0: off [default: 0.3, or 0 for translation]"] = None
-    ema: Annotated[float, "decay of an exponential moving average of the weights, such as 0.999; 0: off"] = 0.0
     average: Annotated[int, "number of last checkpoints to average at the end"] = 5
     save_every: Annotated[int | None, "steps between checkpoints"] = None
     save_share: Annotated[
@@ -210,7 +209,7 @@ class TrainConfig:
             for name in names.split():
                 if getattr(self, name) is not None:
                     check_at_least(name, getattr(self, name), minimum)
-        for name in ("label_smoothing", "ctc", "ema", "valid_share", "save_share"):
+        for name in ("label_smoothing", "ctc", "valid_share", "save_share"):
             if getattr(self, name) is not None:
                 check_below_one(name, getattr(self, name))
         for beta in self.betas:
