@@ -170,14 +170,9 @@ class SentencePieceVocabulary(Vocabulary):
 
         Their pieces contain a space only at the start. A unigram model breaks near ties by sums over the whole text.
         """
-        if not self.is_own or not self._has_merges:
-            return False
-        return not any(SPACE in self.processor.id_to_piece(i)[1:] for i in range(self.processor.get_piece_size()))
-
-    @cached_property
-    def _has_merges(self) -> bool:
-        """True for BPE, whose scores are the ranks of the merges."""
-        return all(self.processor.get_score(i).is_integer() for i in range(self.processor.get_piece_size()))
+        all_ids = range(self.processor.get_piece_size())
+        is_bpe = all(self.processor.get_score(i).is_integer() for i in all_ids)  # the ranks of the merges
+        return self.is_own and is_bpe and not any(SPACE in self.processor.id_to_piece(i)[1:] for i in all_ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.decode_batch([ids])[0]
