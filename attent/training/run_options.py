@@ -30,7 +30,7 @@ R = TypeVar("R")
 Size = Literal["tiny", "small", "base", "big"]
 # Of translation models: `attent.models.presets.ARCHS`.
 Arch = Literal["transformer", "lstm", "lstm-no-attention", "conv"]
-Schedule = Literal["inverse_sqrt", "cosine", "constant"]
+Schedule = Literal["inverse_sqrt", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 MINIMUMS = {  # of numbers in `TrainConfig`, if they are set
     0: "seed warmup average patience workers lora valid_sentences clip_norm weight_decay rdrop",
