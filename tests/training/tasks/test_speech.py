@@ -111,7 +111,7 @@ def test_a_batch_holds_at_least_the_longest_recording() -> None:
 
 
 def test_a_batch_depends_on_seed_epoch_and_index_alone() -> None:
-    first, again, other = (make_loader(AudioDataConfig(time_mask_seconds=9), seed=seed) for seed in (1, 1, 2))
+    first, again, other = (make_loader(AudioDataConfig(), seed=seed) for seed in (1, 1, 2))
     list(zip(range(5), first.iter_batches(workers=2), strict=False))  # iterating changes nothing
 
     def describe(batch: SpeechBatch) -> list[object]:
