@@ -29,7 +29,7 @@ from attent.training.state import TrainState
 # False, 0, "" and () are left out.
 DEFAULTS: dict[type, dict[str, object]] = {
     BatchConfig: {"batch_tokens": 4_096, "max_tokens": 256, "layout": "packed", "too_long": "drop"},
-    EncodingConfig: {"sampling_seed": (0, 0)},
+    EncodingConfig: {"augmentation_seed": (0, 0)},
     FilterConfig: {
         "max_chars": 2_000, "length_ratio": 4.0, "identical": True, "script": True, "control": True, "empty": True,
         "duplicates": True,

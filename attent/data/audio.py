@@ -57,10 +57,8 @@ class AudioDataConfig:
     max_seconds: Annotated[float, "longer recordings are skipped"] = 30.0
     min_seconds: Annotated[float, "shorter recordings are skipped"] = 0.1
     speed_perturbation: Annotated[tuple[float, ...], "speeds, one drawn per recording; 1: none"] = (0.9, 1.0, 1.1)
-    time_masks: Annotated[int, "SpecAugment: masked spans of time; 0: none"] = 2
-    time_mask_seconds: Annotated[float, "maximum length of a masked span"] = 0.4
-    frequency_masks: Annotated[int, "SpecAugment: masked bands of mel bins; 0: none"] = 2
-    frequency_mask_bins: Annotated[int, "maximum width of a masked band"] = 27
+    time_masks: Annotated[int, "SpecAugment: masked spans of time, each up to 0.4 s; 0: none"] = 2
+    frequency_masks: Annotated[int, "SpecAugment: masked bands of up to 27 mel bins; 0: none"] = 2
 
     def __post_init__(self) -> None:
         if not 0 < self.min_seconds < math.inf:
@@ -71,8 +69,8 @@ class AudioDataConfig:
         speeds = self.speed_perturbation
         if not speeds or not all(0.5 <= speed <= 2 for speed in speeds):
             raise AttentError(f"`speed_perturbation` must be speeds from 0.5 to 2, but is {speeds}; 1 for none")
-        for name in ("time_masks", "time_mask_seconds", "frequency_masks", "frequency_mask_bins"):
-            if not 0 <= getattr(self, name) < math.inf:
+        for name in ("time_masks", "frequency_masks"):
+            if getattr(self, name) < 0:
                 raise AttentError(f"`{name}` must be 0 or more, but is {getattr(self, name)}")
 
 

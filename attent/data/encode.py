@@ -24,7 +24,7 @@ from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.text.vocabulary import ESCAPE, SentencePieceVocabulary, Vocabulary
 
-BLOCK_PAIRS = 4096  # augmentation and subword sampling are seeded per block
+BLOCK_PAIRS = 4096  # augmentation is seeded per block
 BLOCK_TEXTS = 4096
 SERIAL_BLOCKS = 8  # encoded in less time than it takes to start other processes
 LANGUAGE_SAMPLE_SIZE = 20_000  # pairs from which the languages are learned
@@ -38,9 +38,8 @@ class EncodingConfig:
     tokenizer: Tokenizer
     filters: FilterConfig = field(default_factory=FilterConfig)
     language_tags: bool = False  # prefix each source with the tag of its target language, <2de>
-    subword_sampling: float = 0.0  # the rate; 0: the best segmentation
     augmenters: Mapping[LanguagePair, Augmenter] = field(default_factory=dict)  # change texts before they are encoded
-    sampling_seed: tuple[int, int] = (0, 0)  # (seed, epoch)
+    augmentation_seed: tuple[int, int] = (0, 0)  # (seed, epoch)
 
     @property
     def dtype(self) -> str:
@@ -87,26 +86,18 @@ class BlockEncoder:
         sources, targets = list(map(str.strip, sources)), list(map(str.strip, targets))
         keys = hash_pairs(sources, targets) ^ np.uint64(_stable_hash(self.target_language, 8))
         if self.augmenter is not None:
-            seed = _stable_hash((*self.config.sampling_seed, block_index), 8)
+            seed = _stable_hash((*self.config.augmentation_seed, block_index), 8)
             sources, targets = self.augmenter.augment(sources, targets, seed)
         if any(contexts):
             sources = [context + source for context, source in zip(contexts, sources, strict=True)]
-        source, target = self._encode_sides(sources, targets, block_index)
+        source, target = self._encode_sides(sources, targets)
         return EncodedBlock(keys, np.array(locations, "<u8"), source, target, dropped)
 
-    def _encode_sides(
-        self, sources: list[str], targets: list[str], block_index: int
-    ) -> tuple[EncodedSentences, EncodedSentences]:
-        tokenizer, rate, dtype = self.config.tokenizer, self.config.subword_sampling, self.config.dtype
-        if not rate:
-            source, target = self._bulk_encoders
-            tag = None if self.target_language is None else tokenizer.source.get_tag_id(self.target_language)
-            first_source, first_target = (next(iter(ids), None) for ids in tokenizer.prefixes)
-            return source.encode(sources, first_source if tag is None else tag), target.encode(targets, first_target)
-        seed = _stable_hash((*self.config.sampling_seed, block_index), 3)
-        source_ids = tokenizer.sample_source(sources, rate, seed, target_language=self.target_language)
-        target_ids = tokenizer.sample_target(targets, rate, seed)
-        return EncodedSentences.from_lists(source_ids, dtype), EncodedSentences.from_lists(target_ids, dtype)
+    def _encode_sides(self, sources: list[str], targets: list[str]) -> tuple[EncodedSentences, EncodedSentences]:
+        tokenizer, (source, target) = self.config.tokenizer, self._bulk_encoders
+        tag = None if self.target_language is None else tokenizer.source.get_tag_id(self.target_language)
+        first_source, first_target = (next(iter(ids), None) for ids in tokenizer.prefixes)
+        return source.encode(sources, first_source if tag is None else tag), target.encode(targets, first_target)
 
     @cached_property
     def _bulk_encoders(self) -> tuple[BulkEncoder, BulkEncoder]:

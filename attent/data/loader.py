@@ -19,7 +19,7 @@ from attent.data import batch_plan
 from attent.data.arrays import Array, concatenate_ranges, index_in_group
 from attent.data.batch_plan import BatchConfig, BatchPlan
 from attent.data.pairs import CorpusError
-from attent.data.token_store import ResampledStores, TokenSequences, TokenStore
+from attent.data.token_store import EpochStores, TokenSequences, TokenStore
 from attent.nn import Packing
 from attent.storage.errors import AttentError
 
@@ -267,7 +267,7 @@ class EpochData:
 class PairLoader(PrefetchLoader[PairBatch]):
     """Batches of a token store, the same for every rank.
 
-    With subword sampling every epoch has other token ids: `store_for_epoch` returns the store of an epoch.
+    With augmentation every epoch has other token ids: `store_for_epoch` returns the store of an epoch.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class PairLoader(PrefetchLoader[PairBatch]):
         return len(self.get_epoch(epoch).plan)
 
     def release_workers(self) -> None:
-        if isinstance(self.store_for_epoch, ResampledStores):
+        if isinstance(self.store_for_epoch, EpochStores):
             self.store_for_epoch.close()
 
     def describe_too_long(self, epoch: int = 0) -> str | None:

@@ -39,7 +39,7 @@ from attent.text.vocabulary import Vocabulary
 FORMAT_VERSION = 5
 META_FILE = "store.json"
 MAX_WORKERS = 4  # one process reads and writes as fast as about three encode
-MAX_SERIAL_PAIRS = 2**17  # of a corpus that one worker samples in a few seconds
+MAX_SERIAL_PAIRS = 2**17  # of a corpus that one worker encodes in a few seconds
 SIDES = ("source", "target")
 OFFSET_DTYPE, LOCATION_DTYPE = "<i8", "<u8"
 TEXT_ARRAYS = ("ids", "lengths")
@@ -243,14 +243,14 @@ def _is_complete(folder: Path) -> bool:
 
 def store_key(corpora: Sequence[Corpus], config: EncodingConfig, root: Path) -> str:
     """Return the same key for stores with the same bytes. Corpus weights are no part of it: the loader applies them."""
-    rate, augmentation = config.subword_sampling, [augmenter.rates for augmenter in config.augmenters.values()]
+    rates = [augmenter.rates for augmenter in config.augmenters.values()]
     content = {
         "format_version": FORMAT_VERSION,
         "corpora": [identify_corpus(corpus, root) for corpus in corpora],
         "tokenizer": config.tokenizer.fingerprint,
         "filters": settings.to_dict(config.filters),
         "language_tags": config.language_tags,
-        "sampling": [rate, config.sampling_seed, BLOCK_PAIRS, *augmentation] if rate or augmentation else None,
+        "augmentation": [config.augmentation_seed, BLOCK_PAIRS, *rates] if rates else None,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -264,7 +264,7 @@ def identify_corpus(corpus: Corpus, root: Path) -> list[object]:
 
 
 @dataclass(frozen=True)
-class EpochSampler:
+class EpochStoreBuilder:
     """Builds the store of an epoch; its content does not depend on the process and the number of workers."""
 
     corpora: Sequence[Corpus]
@@ -281,15 +281,15 @@ class EpochSampler:
         self(epoch, workers)
 
     def config_for(self, epoch: int) -> EncodingConfig:
-        return replace(self.config, sampling_seed=(self.seed, epoch))
+        return replace(self.config, augmentation_seed=(self.seed, epoch))
 
     def _check(self, _: int) -> None:
         if self.cancelled is not None and self.cancelled.is_set():
             raise CancelledError
 
 
-class ResampledStores:
-    """One store per epoch for augmentation and subword sampling. From the second on, worker processes build them ahead.
+class EpochStores:
+    """One store of augmented text per epoch. From the second on, worker processes build them ahead.
 
     The folder is theirs alone; only the store of the last requested epoch, the one before and those ahead are kept.
     """
@@ -302,7 +302,7 @@ class ResampledStores:
         seed: int,
         workers: int | None = None,
     ) -> None:
-        self.sampler = EpochSampler(corpora, config, Path(folder), seed)
+        self.builder = EpochStoreBuilder(corpora, config, Path(folder), seed)
         self.workers = count_free_workers() if workers is None else workers
         self._pool: ProcessPoolExecutor | None = None
         self._cancelled: Event | None = None
@@ -313,14 +313,14 @@ class ResampledStores:
     def __call__(self, epoch: int) -> TokenStore:
         if self._is_large is not None and self.workers:
             self._wait_for(epoch)
-        store = self.sampler(epoch)
+        store = self.builder(epoch)
         self._is_large = len(store) > MAX_SERIAL_PAIRS
         self._remove_others(epoch)
         return store
 
     @property
     def _epochs_ahead(self) -> int:
-        """Small corpora are sampled an epoch per worker; the blocks of a large one are shared by all workers."""
+        """Small corpora are encoded an epoch per worker; the blocks of a large one are shared by all workers."""
         return 1 if self._is_large else self.workers
 
     def _wait_for(self, epoch: int) -> None:
@@ -328,7 +328,7 @@ class ResampledStores:
         with self._lock:
             if self._pool is None:
                 self._cancelled = get_context("spawn").Event()
-                self._pool = start_pool(replace(self.sampler, cancelled=self._cancelled).build, self._epochs_ahead)
+                self._pool = start_pool(replace(self.builder, cancelled=self._cancelled).build, self._epochs_ahead)
             cancelled = self._cancelled
             block_workers = self.workers if self._is_large else 1
             for other in range(epoch, epoch + 1 + self._epochs_ahead):
@@ -341,9 +341,9 @@ class ResampledStores:
             raise CancelledError
 
     def _remove_others(self, epoch: int) -> None:
-        configs = map(self.sampler.config_for, range(max(0, epoch - 1), epoch + 3 + self._epochs_ahead))
-        keys = {store_key(self.sampler.corpora, config, self.sampler.folder) for config in configs}
-        for folder in self.sampler.folder.iterdir():
+        configs = map(self.builder.config_for, range(max(0, epoch - 1), epoch + 3 + self._epochs_ahead))
+        keys = {store_key(self.builder.corpora, config, self.builder.folder) for config in configs}
+        for folder in self.builder.folder.iterdir():
             if folder.is_dir() and folder.name not in keys and not folder.name.endswith(".part"):
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.with_name(f".{folder.name}.lock").unlink(missing_ok=True)

@@ -127,19 +127,7 @@ class Tokenizer:
 
     def encode_target(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts, with the end token; the start token is added by `shift_right`."""
-        return self.add_target_tokens(self.target.encode(texts))
-
-    def add_target_tokens(self, rows: list[list[int]]) -> list[list[int]]:
-        return [[*self.target_prefix, *row, self.target.end] for row in rows]
-
-    def sample_source(
-        self, texts: Sequence[str], rate: float, seed: int, target_language: str | None = None
-    ) -> list[list[int]]:
-        return self.add_source_tokens(self.source.sample(texts, rate, 2 * seed), target_language)
-
-    def sample_target(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
-        # Another seed than the source's, or a word in both would be segmented equally.
-        return self.add_target_tokens(self.target.sample(texts, rate, 2 * seed + 1))
+        return [[*self.target_prefix, *row, self.target.end] for row in self.target.encode(texts)]
 
     def save(self, folder: Path) -> None:
         write_files(folder, self.files)

@@ -4,14 +4,12 @@ Folders are handled by `tokenizer`, other formats by `tokenizer_formats`. Models
 without a piece is encoded as bytes, and `▁`, which SentencePiece uses for the space, is escaped here.
 """
 
-import math
-import random
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from itertools import chain, pairwise
+from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
@@ -19,10 +17,7 @@ from sentencepiece import SentencePieceProcessor, set_min_log_level
 from attent.storage.errors import AttentError
 
 SPACE = "▁"  # SentencePiece's space; a literal `▁` would be decoded as a space
-MAX_CACHED = 100_000  # words or merge steps; about 50 MB when full
-MAX_CACHED_LENGTH = 32  # letters; longer words, such as a line without spaces, hardly repeat
 
-Ids = tuple[int, ...]
 PAD, START, END, UNKNOWN = 0, 1, 2, 3  # of tokenizers trained by attent
 
 ESCAPE = "\x1a"  # U+001A "substitute": a piece of every model that attent trains
@@ -30,7 +25,6 @@ TAG_PATTERN = re.compile(r"<2([^<>]+)>")
 MASK_TOKEN = "<mask>"
 SENTINEL_PATTERN = re.compile(r"<extra_id_(\d+)>")
 SURROGATE = re.compile("[\ud800-\udfff]")
-MIN_SAMPLING_RATE = 1e-9  # below this, sampling is off
 SILENT_LOG_LEVEL = 4  # of SentencePiece; errors are raised as exceptions
 SEPARATOR = "␞"  # of preceding sentences, one symbol of the tokenizer
 MAX_CONTEXT_CHARS = 500  # about 100 subwords; longer sentences, and those before them, are left out
@@ -61,10 +55,6 @@ class Vocabulary:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts, without start and end tokens."""
         raise NotImplementedError
-
-    def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
-        """Encode with a random segmentation, a pure function of the arguments. `rate`: of merges that are skipped."""
-        raise TokenizerError("only tokenizers trained by attent support subword sampling; leave it out")
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode to text, without special tokens and tags."""
@@ -112,7 +102,7 @@ class SentencePieceVocabulary(Vocabulary):
         is_own: bool = False,
     ) -> None:
         """`extra_ids`: ids after the model's own without text (T5's sentinels). `options`: for imported models.
-        `is_own`: trained by attent, which escapes `▁` and supports sampling."""
+        `is_own`: trained by attent, which escapes `▁`."""
         self._arguments = (model, where, extra_ids, options, is_own)
         self.processor = processor = load_processor(model, where)
         own = processor.get_piece_size()
@@ -180,31 +170,9 @@ class SentencePieceVocabulary(Vocabulary):
 
         Their pieces contain a space only at the start. A unigram model breaks near ties by sums over the whole text.
         """
-        if not self.is_own or not self._has_merges:
-            return False
-        return not any(SPACE in self.processor.id_to_piece(i)[1:] for i in range(self.processor.get_piece_size()))
-
-    def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
-        if not self.is_own:
-            return super().sample(texts, rate, seed)
-        if not 0 <= rate < 1:
-            raise TokenizerError(f"`rate` must be at least 0 and less than 1, but is {rate!r}")
-        if rate < MIN_SAMPLING_RATE:
-            return self.encode(texts)
-        if not self._has_merges:
-            raise TokenizerError("subword sampling needs a tokenizer of the kind bpe; leave it out, or train one")
-        rng = random.Random(seed)
-        texts = [replace_surrogates(text) for text in self.escape_texts(list(texts))]
-        return [self._bpe_dropout.sample(text, rate, rng) for text in texts]
-
-    @cached_property
-    def _bpe_dropout(self) -> "BPEDropout":
-        return BPEDropout(self.processor, ESCAPE)
-
-    @cached_property
-    def _has_merges(self) -> bool:
-        """True for BPE, whose scores are the ranks of the merges."""
-        return all(self.processor.get_score(i).is_integer() for i in range(self.processor.get_piece_size()))
+        all_ids = range(self.processor.get_piece_size())
+        is_bpe = all(self.processor.get_score(i).is_integer() for i in all_ids)  # the ranks of the merges
+        return self.is_own and is_bpe and not any(SPACE in self.processor.id_to_piece(i)[1:] for i in all_ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.decode_batch([ids])[0]
@@ -265,85 +233,6 @@ def replace_surrogates(text: str) -> str:
     if not SURROGATE.search(text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-class BPEDropout:
-    """Subword regularization by BPE-dropout (Provilkov et al. 2020), whose seeds give the same ids in every process.
-
-    SentencePiece's do not. Words are segmented independently, since no piece of ours has an inner space, and cached. At
-    each step every possible merge is skipped with probability `rate`, and the best remaining one is applied.
-
-    The pieces of a model that attent trained are specials, tags, symbols, 256 bytes, then the learned ones.
-    """
-
-    def __init__(self, processor: SentencePieceProcessor, first_symbol: str) -> None:
-        all_ids = list(range(processor.get_piece_size()))
-        names, all_scores = processor.id_to_piece(all_ids), processor.get_score(all_ids)
-        symbols, first_byte = processor.piece_to_id(first_symbol), processor.piece_to_id("<0x00>")
-        learned = slice(first_byte + 256, None)
-        longest_first = sorted(names[symbols:first_byte], key=len, reverse=True)
-        self._symbols = re.compile(f"({'|'.join(map(re.escape, longest_first))})")  # never split
-        self._ids = ids = dict(zip(names, all_ids, strict=True))
-        self._scores = scores = dict(zip(names[learned], all_scores[learned], strict=True))
-        self._merges = {  # left, right -> rank, merged
-            (ids[piece[:cut]], ids[piece[cut:]]): (-score, ids[piece])
-            for piece, score in scores.items()
-            for cut in range(1, len(piece))
-            if piece[:cut] in scores and piece[cut:] in scores
-        }
-        self._letter_ids = lru_cache(MAX_CACHED)(
-            lambda part: tuple(chain.from_iterable(map(self._get_piece_ids, part)))
-        )
-        self._cached_merge_path = lru_cache(MAX_CACHED)(self._merge_path)
-
-    def _get_piece_ids(self, piece: str) -> list[int]:
-        if piece in self._scores:
-            return [self._ids[piece]]
-        return [self._ids[f"<0x{byte:02X}>"] for byte in piece.encode()]
-
-    def sample(self, text: str, rate: float, rng: random.Random) -> list[int]:
-        ids: list[int] = []
-        for word in text.split(" ") if text else ():
-            for index, part in enumerate(self._symbols.split(SPACE + word)):
-                if index % 2:  # a symbol; between two of them, the part may be empty
-                    ids.append(self._ids[part])
-                elif part:
-                    ids += self._sample_part(part, rate, rng)
-        return ids
-
-    def _sample_part(self, part: str, rate: float, rng: random.Random) -> Ids:
-        """Sample a segmentation of a word, or of the part between two symbols.
-
-        It draws only after how many merges the best one is skipped, and how many of the next best with it; this has
-        the same distribution as a draw for every candidate at every step.
-        """
-        ids = self._letter_ids(part)
-        while True:
-            path = self._cached_merge_path(ids) if len(ids) <= MAX_CACHED_LENGTH else self._merge_path(ids)
-            applied = int(math.log(1 - rng.random()) / math.log(1 - rate))
-            if applied >= len(path) - 1:
-                return path[-1]
-            candidates = self._candidates(path[applied])
-            skipped = 1 + int(math.log(1 - rng.random()) / math.log(rate))
-            if skipped >= len(candidates):
-                return path[applied]
-            ids = merge_pair(path[applied], *candidates[skipped])
-
-    def _merge_path(self, ids: Ids) -> list[Ids]:
-        """Return the ids after each merge, up to the deterministic segmentation."""
-        path = [ids]
-        while candidates := self._candidates(path[-1]):
-            path.append(merge_pair(path[-1], *candidates[0]))
-        return path
-
-    def _candidates(self, ids: Ids) -> list[tuple[int, int]]:
-        """Return (index, merged id) of all possible merges, best first, then leftmost."""
-        ranked = sorted((*self._merges[pair], i) for i, pair in enumerate(pairwise(ids)) if pair in self._merges)
-        return [(index, merged) for _, merged, index in ranked]
-
-
-def merge_pair(ids: Ids, index: int, merged: int) -> Ids:
-    return (*ids[:index], merged, *ids[index + 2 :])
 
 
 def has_separator(vocabulary: Vocabulary) -> bool:

@@ -54,10 +54,10 @@ RUN_CLASSES: dict[type[Any], type[RunConfig]] = {
 # Settings, or tables of them, that not every task reads (see `Task.used_settings`); one that has no effect is refused.
 TASK_SETTINGS = frozenset(
     {
-        "arch", "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.augment", "data.too_long",
-        "data.filters", "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout",
-        "data.images", "data.audio", "data.replay", "data.store_sample", "data.synthetic", "data.tokenizer_from",
-        "data.context", "train.ctc", "train.keep_adapter", "train.rdrop", "train.valid_sentences", "decode",
+        "arch", "data.src", "data.tgt", "data.tags", "data.augment", "data.too_long", "data.filters",
+        "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout", "data.images",
+        "data.audio", "data.replay", "data.store_sample", "data.synthetic", "data.tokenizer_from", "data.context",
+        "train.ctc", "train.keep_adapter", "train.rdrop", "train.valid_sentences", "decode",
     }
 )  # fmt: skip
 # Settings that may differ when a run is resumed, since they have no effect on the steps so far.

@@ -8,9 +8,9 @@ import copy
 import hashlib
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -91,7 +91,6 @@ class Trainer:
         self.parameters = dict(self.model.named_parameters())
         self.trainable_parameters = {name: p for name, p in self.parameters.items() if p.requires_grad}
         self.optimizer = AdamOptimizer(self.trainable_parameters, config)
-        self.ema = {name: p.detach().clone() for name, p in self.trainable_parameters.items()} if config.ema else {}
         self.metrics = StepMetrics(distributed.device)
         self.pending_report: PendingReport | None = None
         self.step_graphs: StepGraphCache | None = None
@@ -148,7 +147,6 @@ class Trainer:
             self.optimizer.set_lr(self.get_lr(self.state.step + 1))
             self.optimizer_step()
         self.state.step += 1
-        self.update_ema()
         self.state.epoch, self.state.batch_index = next_position
         for batch in batches:
             ids = batch.example_ids.astype("<i8").tobytes()
@@ -187,7 +185,7 @@ class Trainer:
         if is_best:
             start = time.monotonic()
             self.finish_save()  # a killed run must not resume before the step of the exported model
-            self.export_best_model()
+            self.export_model()
             self.pauses.add(time.monotonic() - start)
             self.metrics.reset_clock()
 
@@ -347,14 +345,6 @@ class Trainer:
         if self.config.precision == "bfloat16":
             return torch.autocast(self.distributed.device.type, torch.bfloat16)
         return nullcontext()
-
-    @torch.no_grad()
-    def update_ema(self) -> None:
-        """Update the exponential moving average; early steps decay faster, to forget the random initialization."""
-        if self.ema:
-            decay = min(self.config.ema, (1 + self.state.step) / (10 + self.state.step))
-            parameters = [parameter.detach() for parameter in self.trainable_parameters.values()]
-            torch._foreach_lerp_(list(self.ema.values()), parameters, 1 - decay)
 
     def enable_cuda_graphs(self, capture: Capture) -> None:
         is_simple = self.distributed.world_size == 1 and self.config.accumulate == 1
@@ -558,8 +548,7 @@ class Trainer:
             self.step_graphs.free_memory_if_low()
         self.state.last_validated_step = self.state.step
         try:
-            with self.use_ema_weights():
-                event = self.evaluate_and_update_best(self.gather_model())
+            event = self.evaluate_and_update_best(self.gather_model())
         except StopRequested:
             self.state.last_validated_step = 0  # validate again after resuming
             raise
@@ -643,22 +632,6 @@ class Trainer:
             model.train(was_training)
         return float(sums[0] / sums[1].clamp(min=1))
 
-    @contextmanager
-    def use_ema_weights(self) -> Iterator[None]:
-        self.swap_ema_weights()
-        try:
-            yield
-        finally:
-            self.swap_ema_weights()
-
-    @torch.no_grad()
-    def swap_ema_weights(self) -> None:
-        """Swap the values, not the tensors: `.data` of a DTensor is only its local shard."""
-        for name, average in self.ema.items():
-            values = self.trainable_parameters[name].detach().clone()
-            self.trainable_parameters[name].copy_(average)
-            average.copy_(values)
-
     # ---- model and checkpoints ---------------------------------------------------------------------------------------
 
     def gather_model(self) -> Model | None:
@@ -684,11 +657,6 @@ class Trainer:
             updates, matrices = ({name: to_full_tensor(x.detach()) for name, x in part.items()} for part in parts)
             if self.distributed.is_main:
                 write_adapter(self.out / ADAPTER_FOLDER, updates, matrices, self.base_model)
-
-    def export_best_model(self) -> None:
-        """Write the weights that validation used, those of the EMA if there is one, to the model folder."""
-        with self.use_ema_weights():
-            self.export_model()
 
     def save_checkpoint(self) -> None:
         """Save a checkpoint, unless the newest one has this state. A thread writes a copy while training continues."""
@@ -743,8 +711,6 @@ class Trainer:
             "weights": {name: to_full_tensor(parameter.detach()) for name, parameter in self.parameters.items()},
             "optimizer": {name: to_full_tensor(tensor) for name, tensor in self.optimizer.get_state().items()},
         }
-        if self.ema:
-            tensors["ema"] = {name: to_full_tensor(tensor) for name, tensor in self.ema.items()}
         return Checkpoint(step=self.state.step, state={**asdict(self.state), "run": self.fingerprints}, tensors=tensors)
 
     def load_checkpoint(self, saved: Checkpoint) -> None:
@@ -761,9 +727,6 @@ class Trainer:
         self.optimizer.load_state(saved.tensors["optimizer"])
         if self.step_graphs is not None:
             self.step_graphs.clear()  # they would write to the replaced tensors
-        for name, average in saved.tensors.get("ema", {}).items():
-            if name in self.ema:
-                copy_into(self.ema[name], average)
         self.state = TrainState(**state)
         threads = torch.get_num_threads()
         if self.distributed.device.type == "cpu" and self.state.threads not in (None, threads):

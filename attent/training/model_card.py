@@ -26,8 +26,8 @@ from attent.training.tasks.base import DataSummary, FinalScores, ModelDescriptio
 MAX_SAMPLE_CHARS = 400
 END_REASONS = {"steps": "all steps were done", "patience": "validation stopped improving", "stopped": "stopped by hand"}
 LISTED_SETTINGS = (
-    "optimizer", "lr", "schedule", "warmup", "batch_tokens", "accumulate", "label_smoothing", "rdrop", "ema",
-    "clip_norm", "weight_decay", "precision", "average", "freeze", "lora",
+    "optimizer", "lr", "schedule", "warmup", "batch_tokens", "accumulate", "label_smoothing", "rdrop", "clip_norm",
+    "weight_decay", "precision", "average", "freeze", "lora",
 )  # fmt: skip
 
 Rows = tuple[tuple[str, str], ...]
@@ -104,8 +104,6 @@ def _list_settings(task: Task, run: RunConfig) -> Iterator[tuple[str, str]]:
     values["model.dropout"] = stack.dropout
     if isinstance(stack, StackConfig):
         values["model.norm_order"] = stack.norm_order
-    if "data.subword_sampling" in task.used_settings:
-        values["data.subword_sampling"] = run.data.subword_sampling
     if "data.augment" in task.used_settings:
         values["data.augment"] = run.data.augment
     for name, value in values.items():

@@ -21,11 +21,9 @@ def compute_lr(step: int, *, schedule: Schedule, peak_lr: float, warmup: int, to
 
     `inverse_sqrt` is equation 3 of the paper, where the peak is width^-0.5 * warmup^-0.5 (`compute_paper_lr`).
     """
-    ramp = min(1.0, step / max(1, warmup))
-    if schedule == "constant":
-        return peak_lr * ramp
     if schedule == "inverse_sqrt":
         return peak_lr * min(step / max(1, warmup), math.sqrt(max(1, warmup) / step))
+    ramp = min(1.0, step / max(1, warmup))
     progress = min(1.0, max(0, step - warmup) / max(1, total_steps - warmup))
     return peak_lr * ramp * 0.5 * (1 + math.cos(math.pi * progress))
 

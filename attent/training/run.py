@@ -431,7 +431,7 @@ class TrainSession:
             if finished := self.read_run_summary(trainer.state.step):  # averaged weights may have become the best
                 trainer.state.best_score, trainer.state.best_loss = finished["best"], finished["best_loss"]
             elif trainer.state.best_step == saved.step:  # perhaps killed before it was exported
-                trainer.export_best_model()
+                trainer.export_model()
             self.emit(Note(text=f"resuming {self.out} from step {saved.step:,}", step=saved.step))
         if self.distributed.is_main:
             self.open_log(trainer, title)
@@ -472,8 +472,8 @@ class TrainSession:
         config, best_step = trainer.config, trainer.state.best_step
         exported = f"best, step {best_step:,}" if best_step else f"last, step {ended.step:,}"
         steps = checkpoint.list_steps(self.state_dir)[-config.average :]
-        # EMA weights are averaged already, and an average of LoRA's factors is not the factors of an average.
-        if len(steps) < 2 or config.ema or config.lora or config.average < 2 or trainer.valid_batches is None:
+        # An average of LoRA's factors is not the factors of an average.
+        if len(steps) < 2 or config.lora or config.average < 2 or trainer.valid_batches is None:
             return exported
         try:
             weights = average_checkpoints([checkpoint.checkpoint_path(self.state_dir, step) for step in steps])

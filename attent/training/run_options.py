@@ -30,7 +30,7 @@ R = TypeVar("R")
 Size = Literal["tiny", "small", "base", "big"]
 # Of translation models: `attent.models.presets.ARCHS`.
 Arch = Literal["transformer", "lstm", "lstm-no-attention", "conv"]
-Schedule = Literal["inverse_sqrt", "cosine", "constant"]
+Schedule = Literal["inverse_sqrt", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 MINIMUMS = {  # of numbers in `TrainConfig`, if they are set
     0: "seed warmup average patience workers lora valid_sentences clip_norm weight_decay rdrop",
@@ -57,7 +57,6 @@ class TextOptions:
     ] = None
     tags: Annotated[bool | None, "prefix sources with a tag of the target language, <2de> [default: if several]"] = None
     context: Annotated[int, "preceding source sentences given with each sentence, of corpora in document order"] = 0
-    subword_sampling: Annotated[float, "rate of BPE-dropout; 0: off"] = 0.0
     augment: Annotated[
         tuple[str, ...] | None,
         "change training sentences so that the model is robust: capitals, typos, missing punctuation, tags and others "
@@ -78,7 +77,6 @@ class TextOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        check_below_one("subword_sampling", self.subword_sampling)
         if self.augment is not None:  # with the rates, for run.toml
             object.__setattr__(self, "augment", format_rates(parse_rates(self.augment)))
         check_at_least("max_tokens", self.max_tokens, 1)
@@ -176,7 +174,6 @@ class TrainConfig:
     ] = 0.1
     rdrop: Annotated[float | None, "weight of the R-Drop loss; 0: off [default: 5 on a GPU below 100,000 pairs]"] = None
     ctc: Annotated[float | None, "weight of the CTC loss of speech; 0: off [default: 0.3, or 0 for translation]"] = None
-    ema: Annotated[float, "decay of an exponential moving average of the weights, such as 0.999; 0: off"] = 0.0
     average: Annotated[int, "number of last checkpoints to average at the end"] = 5
     save_every: Annotated[int | None, "steps between checkpoints"] = None
     save_share: Annotated[
@@ -212,7 +209,7 @@ class TrainConfig:
             for name in names.split():
                 if getattr(self, name) is not None:
                     check_at_least(name, getattr(self, name), minimum)
-        for name in ("label_smoothing", "ctc", "ema", "valid_share", "save_share"):
+        for name in ("label_smoothing", "ctc", "valid_share", "save_share"):
             if getattr(self, name) is not None:
                 check_below_one(name, getattr(self, name))
         for beta in self.betas:

@@ -169,7 +169,7 @@ def test_a_classifier_starts_from_a_masked_lm(folders: dict[str, Path], text: Pa
 
 def test_a_new_head_is_trained_beside_lora(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = tmp_path / "lora"
-    flags = ["--from", str(folders["mlm"]), "--lora", "2", "--lr", "2e-2", "--warmup", "1", "--schedule", "constant"]
+    flags = ["--from", str(folders["mlm"]), "--lora", "2", "--lr", "2e-2", "--warmup", "1"]
     steps = ["--max-tokens", "48", "--batch-tokens", "512", "--valid-every", "8", "--save-every", "8"]
     assert train("classify", text / "train.tsv", out, *flags, *steps, "--steps", "24", "--dropout", "0.0") == 0
     losses = [event["loss"] for event in events(out, "validated")]

@@ -339,7 +339,7 @@ def test_rows_are_padded_with_the_pad_id(layout: Layout) -> None:
             assert (text.ids[text.token_mask()] >= 10).all()
 
 
-def test_subword_sampling_uses_one_store_per_epoch() -> None:
+def test_augmentation_uses_one_store_per_epoch() -> None:
     stores = [make_store([(n, n)] * 5) for n in (3, 4)]
     batches = PairLoader(
         stores[0], BatchConfig(batch_tokens=32, max_tokens=16), store_for_epoch=lambda epoch: stores[epoch % 2]

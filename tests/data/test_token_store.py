@@ -22,7 +22,7 @@ from attent.data.encode import BLOCK_PAIRS, EncodingConfig, learn_tokenizer
 from attent.data.filters import FilterConfig
 from attent.data.loader import PairLoader
 from attent.data.pairs import CorpusError, LanguagePair, Pair
-from attent.data.token_store import ResampledStores, TokenStore, prepare_store, store_key
+from attent.data.token_store import EpochStores, TokenStore, prepare_store, store_key
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.text.vocabulary import END
@@ -104,14 +104,15 @@ def test_second_run_opens_the_store_of_the_first(
 def test_key_depends_on_everything_that_determines_the_ids(tmp_path: Path, tokenizer: Tokenizer) -> None:
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
     config = EncodingConfig(tokenizer=tokenizer)
+    augmented = replace(config, augmenters=learn_augmenters(corpora))
     other = train_tokenizer(["a b c"] * 9, ["c b a"] * 9, TokenizerConfig(kind="char"))
     keys = [
         store_key(corpora, config, tmp_path),
         store_key(corpora, replace(config, tokenizer=other), tmp_path),
         store_key(corpora, replace(config, filters=FilterConfig.disabled()), tmp_path),
         store_key(corpora, replace(config, language_tags=True), tmp_path),
-        store_key(corpora, replace(config, subword_sampling=0.1, sampling_seed=(0, 1)), tmp_path),
-        store_key(corpora, replace(config, subword_sampling=0.1, sampling_seed=(0, 2)), tmp_path),
+        store_key(corpora, replace(augmented, augmentation_seed=(0, 1)), tmp_path),
+        store_key(corpora, replace(augmented, augmentation_seed=(0, 2)), tmp_path),
         store_key(open_corpora([str(tmp_path / "a.tsv")], LanguagePair("de", "en")), config, tmp_path),
         store_key(corpora + corpora, config, tmp_path),
         store_key(write_corpus(tmp_path / "a.tsv", LINES[1:]), config, tmp_path),
@@ -156,52 +157,52 @@ def test_language_tags_need_a_target_language(tmp_path: Path, tokenizer: Tokeniz
         )
 
 
-def test_resampled_stores_keep_few_epochs(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_epoch_stores_keep_few_epochs(tmp_path: Path, tokenizer: Tokenizer) -> None:
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
-    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=0.3)
-    epochs = ResampledStores(corpora, config, tmp_path / "sampled", seed=5, workers=0)
+    config = EncodingConfig(tokenizer=tokenizer, augmenters=learn_augmenters(corpora))
+    epochs = EpochStores(corpora, config, tmp_path / "epochs", seed=5, workers=0)
     stores = [read_files(epochs(epoch)) for epoch in range(4)]
     assert len({store["source.ids"] for store in stores}) == 4
-    assert len(list_visible(tmp_path / "sampled")) == 2
-    again = ResampledStores(corpora, config, tmp_path / "elsewhere", seed=5)
+    assert len(list_visible(tmp_path / "epochs")) == 2
+    again = EpochStores(corpora, config, tmp_path / "elsewhere", seed=5)
     assert read_files(again(3)) == stores[3]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("max_serial_pairs", [10**6, 10], ids=["an epoch per worker", "workers share an epoch"])
-def test_stores_sampled_ahead_are_the_same(
+def test_stores_built_ahead_are_the_same(
     max_serial_pairs: int, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "MAX_SERIAL_PAIRS", max_serial_pairs)
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
-    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=0.3)
-    here = ResampledStores(corpora, config, tmp_path / "here", seed=5, workers=0)
+    config = EncodingConfig(tokenizer=tokenizer, augmenters=learn_augmenters(corpora))
+    here = EpochStores(corpora, config, tmp_path / "here", seed=5, workers=0)
     expected = [read_files(here(epoch)) for epoch in range(4)]
-    with closing(ResampledStores(corpora, config, tmp_path / "ahead", seed=5, workers=2)) as ahead:
+    with closing(EpochStores(corpora, config, tmp_path / "ahead", seed=5, workers=2)) as ahead:
         assert [read_files(ahead(epoch)) for epoch in (0, 1, 2)] == expected[:3]
         ahead.close()  # as after a rollback
         assert read_files(ahead(1)) == expected[1]
         assert read_files(ahead(3)) == expected[3]
         last = 3 + (1 if max_serial_pairs == 10 else 2)
         wait([ahead._pending[last]])
-        assert (tmp_path / "ahead" / stores.store_key(corpora, here.sampler.config_for(last), tmp_path)).is_dir()
+        assert (tmp_path / "ahead" / stores.store_key(corpora, here.builder.config_for(last), tmp_path)).is_dir()
 
 
-def test_error_of_a_sampling_worker_is_raised(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_error_of_a_store_worker_is_raised(tmp_path: Path, tokenizer: Tokenizer) -> None:
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
-    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=0.3)
-    with closing(ResampledStores(corpora, config, tmp_path / "ahead", seed=5, workers=1)) as ahead:
+    config = EncodingConfig(tokenizer=tokenizer, augmenters=learn_augmenters(corpora))
+    with closing(EpochStores(corpora, config, tmp_path / "ahead", seed=5, workers=1)) as ahead:
         ahead(0)
         (tmp_path / "a.tsv").unlink()
         with pytest.raises(FileNotFoundError):
             ahead(1)
 
 
-def test_loader_stops_the_sampling_workers(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_loader_stops_the_store_workers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
     config = EncodingConfig(tokenizer=tokenizer)
-    sampled = replace(config, subword_sampling=0.3)
-    ahead = ResampledStores(corpora, sampled, tmp_path / "ahead", seed=5, workers=1)
+    augmented = replace(config, augmenters=learn_augmenters(corpora))
+    ahead = EpochStores(corpora, augmented, tmp_path / "ahead", seed=5, workers=1)
     store = prepare_store(corpora, config, tmp_path / "stores")
     loader = PairLoader(store, BatchConfig(batch_tokens=4096), store_for_epoch=ahead)
     loader.get_epoch(0)
@@ -221,8 +222,7 @@ def test_number_of_workers_does_not_change_the_store(
     corpora = write_corpus(tmp_path / "a.tsv", [*LINES, "bad", *LINES[:50], "\t"])
     for config in (
         EncodingConfig(tokenizer=tokenizer),
-        EncodingConfig(tokenizer=tokenizer, subword_sampling=0.2, sampling_seed=(1, 2)),
-        EncodingConfig(tokenizer=tokenizer, augmenters=learn_augmenters(corpora), sampling_seed=(1, 2)),
+        EncodingConfig(tokenizer=tokenizer, augmenters=learn_augmenters(corpora), augmentation_seed=(1, 2)),
     ):
         contents = [read_files(prepare_store(corpora, config, tmp_path / f"by {n}", workers=n)) for n in (1, 4)]
         assert contents[0] == contents[1]
@@ -233,7 +233,7 @@ def test_augmented_stores_keep_the_pairs(tmp_path: Path, tokenizer: Tokenizer) -
     plain = EncodingConfig(tokenizer=tokenizer)
     config = replace(plain, augmenters=learn_augmenters(corpora))
     first, again, other, clean = (
-        prepare_store(corpora, replace(settings, sampling_seed=(7, epoch)), tmp_path / root)
+        prepare_store(corpora, replace(settings, augmentation_seed=(7, epoch)), tmp_path / root)
         for settings, epoch, root in ((config, 1, "x"), (config, 1, "y"), (config, 2, "x"), (plain, 0, "x"))
     )
     assert read_files(first) == read_files(again)
@@ -243,18 +243,6 @@ def test_augmented_stores_keep_the_pairs(tmp_path: Path, tokenizer: Tokenizer) -
     pairs = list(zip(decode_store(clean, tokenizer), decode_store(first, tokenizer), strict=True))
     assert any(changed == tuple(text.upper() for text in pair) for pair, changed in pairs)
     assert 0.1 < sum(pair != changed for pair, changed in pairs) / len(pairs) < 0.6
-
-
-def test_subword_sampling_differs_between_epochs_and_is_reproducible(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    corpora = write_corpus(tmp_path / "a.tsv", LINES)
-    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=0.3)
-    first, again, other = (
-        prepare_store(corpora, replace(config, sampling_seed=(7, epoch)), tmp_path / root)
-        for epoch, root in ((1, "x"), (1, "y"), (2, "x"))
-    )
-    assert read_files(first) == read_files(again)
-    assert read_files(first) != read_files(other)
-    assert decode_store(first, tokenizer) == decode_store(other, tokenizer)
 
 
 def test_language_tags_prefix_the_source(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -167,7 +167,7 @@ def test_training_keeps_an_adapter(home: Path, tmp_path: Path, capsys: pytest.Ca
     corpus = tmp_path / "corpus.tsv"
     pairs = list(dict.fromkeys(zip(*lines(), strict=True)))[:80]
     corpus.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
-    flags = ["--from", str(home / "base"), "--lora", "4", "--keep-adapter", "--ema", "0.5"]
+    flags = ["--from", str(home / "base"), "--lora", "4", "--keep-adapter"]
     run_training(corpus, tmp_path / "out", *flags, steps=8)
     assert isinstance(models.read_model(tmp_path / "out"), Seq2Seq)  # merged
     config = json.loads((tmp_path / "out" / "adapter" / "config.json").read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import os
 from contextlib import suppress
@@ -185,11 +184,6 @@ def test_a_worker_process_gets_the_same_tokenizer() -> None:
 
 def encode_in_worker(ours: Tokenizer) -> tuple[bool, list[list[int]]]:
     return ours.joint, ours.encode_source(ODD)
-
-
-def test_a_vocabulary_that_has_sampled_can_be_pickled() -> None:
-    tokenizer().source.sample(ODD, 0.1, 1)
-    assert copy.deepcopy(tokenizer().source).encode(ODD) == tokenizer().source.encode(ODD)
 
 
 class KilledSave(BaseException):

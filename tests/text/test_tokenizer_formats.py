@@ -184,8 +184,6 @@ def test_a_foreign_model_with_the_escape_piece_stays_foreign(tmp_path: Path) -> 
         assert not ours.is_own
         assert ours.source.encode(["a ▁ \x1a"]) == theirs.encode(["a ▁ \x1a"])
         assert ours.source.suffix_ids == ()
-        with pytest.raises(TokenizerError, match="sampling"):
-            ours.sample_source(["A man."], 0.1, 1)
 
 
 def test_a_model_without_an_end_is_refused(tmp_path: Path) -> None:
@@ -247,8 +245,6 @@ def test_tokenizer_json_can_be_saved_and_copied(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path / "copy").encode_source(SENTENCES) == first.encode_source(SENTENCES)
     assert copy.deepcopy(first) == first
     assert first.joint
-    with pytest.raises(TokenizerError, match="only tokenizers trained by attent"):
-        first.sample_source(["A man."], 0.1, 1)
     with pytest.raises(TokenizerError, match="ids must be from 0"):
         first.target.decode([10**6])
     with pytest.raises(TokenizerError, match="no tag for 'de'"):

@@ -109,7 +109,7 @@ def test_no_setting_is_left_open(device: torch.device, pairs: int, finetune: boo
 def test_given_values_are_unchanged() -> None:
     requested = TrainConfig(
         steps=7, batch_tokens=8, lr=0.9, warmup=0, save_every=3, valid_every=2, precision="bfloat16", compile=True,
-        micro_batch_tokens=5, rdrop=4.0, clip_norm=0.5, valid_share=0.3, save_share=0.2, schedule="constant",
+        micro_batch_tokens=5, rdrop=4.0, clip_norm=0.5, valid_share=0.3, save_share=0.2, schedule="inverse_sqrt",
         patience=3,
     )  # fmt: skip
     for finetune in (False, True):
@@ -284,13 +284,13 @@ def test_fine_tuning_keeps_the_shape_and_the_vocabulary() -> None:
         ),
         (
             TrainConfig(
-                steps=499, batch_tokens=64, accumulate=2, schedule="constant", lr=1.0, warmup=0, valid_every=10,
+                steps=499, batch_tokens=64, accumulate=2, schedule="inverse_sqrt", lr=1.0, warmup=0, valid_every=10,
                 save_every=10, patience=0, rdrop=0.0,
             ),
             100,
             [
                 (
-                    "schedule: adam, constant, learning rate up to 1 after 0 steps, batches of 64 tokens x 2, "
+                    "schedule: adam, inverse_sqrt, learning rate up to 1 after 0 steps, batches of 64 tokens x 2, "
                     "at most 499 steps (about 10.0 epochs)"
                 ),
                 "validate every 10 steps, checkpoint every 10",
@@ -336,7 +336,7 @@ def test_steps_follow_from_the_time(seconds: float, scoring: float, share: float
         (TrainConfig(), True, ("cosine", 10)),
         (TrainConfig(minutes=3), True, ("cosine", 0)),
         (TrainConfig(schedule="inverse_sqrt"), False, ("inverse_sqrt", 10)),
-        (TrainConfig(schedule="constant", patience=4, minutes=3), False, ("constant", 4)),
+        (TrainConfig(schedule="inverse_sqrt", patience=4, minutes=3), False, ("inverse_sqrt", 4)),
     ],
 )
 def test_nothing_stops_before_the_learning_rate_is_zero(

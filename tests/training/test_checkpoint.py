@@ -146,7 +146,7 @@ def test_every_dtype_round_trips_bit_for_bit(tmp_path: Path) -> None:
         "random": torch.get_rng_state(),
         **{str(kind): torch.randn(7).mul(9).to(kind) for kind in kinds},
     }
-    saved = Checkpoint(step=0, state={}, tensors={"weights": various, "ema": {"whole": whole}, "random": {}})
+    saved = Checkpoint(step=0, state={}, tensors={"weights": various, "optimizer": {"whole": whole}, "random": {}})
     loaded = load_checkpoint(save_checkpoint(tmp_path, saved))
     assert is_equal(loaded, saved)
     for tensor in (tensor for group in loaded.tensors.values() for tensor in group.values()):

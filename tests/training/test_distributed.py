@@ -28,7 +28,7 @@ from tests.text.corpus import lines
 # diverge within a hundred steps.
 RECIPE = """
 --device cpu --precision float32 --threads 1 --batch-tokens 512 --micro-batch-tokens 128 --valid-sentences 0 --average 0
---hold-out 20 --lr 0.002 --warmup 10 --clip-norm 1 --ema 0.9 --dropout 0.2 --quiet --set train.eps=1e-6
+--hold-out 20 --lr 0.002 --warmup 10 --clip-norm 1 --dropout 0.2 --quiet --set train.eps=1e-6
 --set decode.beam_size=1 --set model.layers=2 --set model.width=32 --set model.ffn_width=64 --set model.heads=2
 """.split()
 LIMIT = 120  # seconds, enough for each step on a busy machine

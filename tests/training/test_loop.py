@@ -30,7 +30,7 @@ from attent.training.state import Pauses
 from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, conv, lstm, max_difference, model
 
 EVERYTHING = replace(
-    RECIPE, steps=9, accumulate=2, optimizer="adamw", weight_decay=0.1, clip_norm=0.5, rdrop=1.0, ema=0.9, save_every=4,
+    RECIPE, steps=9, accumulate=2, optimizer="adamw", weight_decay=0.1, clip_norm=0.5, rdrop=1.0, save_every=4,
     valid_every=3, schedule="cosine", workers=2,
 )  # fmt: skip
 
@@ -274,9 +274,7 @@ def test_the_last_step_is_always_validated_and_saved(tmp_path: Path) -> None:
     assert [event.step for event in toy_run.saves] == [3, 5]
 
 
-@pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_the_folder_holds_the_weights_of_the_best_validation(tmp_path: Path, ema: float) -> None:
-    """With EMA these are the averaged weights, and the trained weights are unchanged."""
+def test_the_folder_holds_the_weights_of_the_best_validation(tmp_path: Path) -> None:
     met: list[dict[str, Tensor]] = []
     scores = iter([1.0, 3.0, 2.0])
 
@@ -284,16 +282,12 @@ def test_the_folder_holds_the_weights_of_the_best_validation(tmp_path: Path, ema
         met.append({name: tensor.detach().clone() for name, tensor in network.named_parameters()})
         return EvalResult(metrics={"bleu": 0.0, "chrf": next(scores), "exact": 0.0})
 
-    recipe = replace(RECIPE, steps=9, ema=ema)
-    toy_run = build_toy_run(tmp_path, recipe, evaluator=evaluate)
+    toy_run = build_toy_run(tmp_path, replace(RECIPE, steps=9), evaluator=evaluate)
     toy_run.trainer.run()
     assert toy_run.trainer.state.best_step == 6
     assert toy_run.trainer.state.best_score == 3.0
     assert are_equal(read_weights(tmp_path), met[1])
-    plain = build_toy_run(tmp_path / "plain", replace(recipe, ema=0.0))
-    plain.trainer.run()
-    assert are_equal(toy_run.weights(), plain.weights())
-    assert are_equal(met[2], toy_run.weights()) == (not ema)
+    assert are_equal(toy_run.weights(), met[2])
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
@@ -476,17 +470,6 @@ def test_gradients_are_clipped_to_the_requested_norm(tmp_path: Path) -> None:
         lengths[longest] = 10 * float(torch.cat([mean.flatten() for mean in means]).norm())
     assert lengths[0.0] > 0.1
     assert lengths[0.01] == pytest.approx(0.01, rel=1e-3)
-
-
-def test_the_running_mean_follows_the_weights(tmp_path: Path) -> None:
-    toy_run = build_toy_run(tmp_path, replace(RECIPE, ema=0.5))
-    mean = toy_run.weights()
-    updates = toy_run.trainer.iter_steps()
-    for step in range(1, 9):
-        toy_run.trainer.train_step(*next(updates))
-        decay = min(0.5, (1 + step) / (10 + step))
-        mean = {name: decay * mean[name] + (1 - decay) * now for name, now in toy_run.weights().items()}
-        assert max_difference(mean, toy_run.trainer.ema) < 1e-6
 
 
 def test_rdrop_changes_the_weights(tmp_path: Path) -> None:

@@ -215,8 +215,8 @@ def test_a_run_killed_before_its_best_model_was_exported_exports_it_when_resumed
     def fail(trainer: Trainer) -> None:
         raise RuntimeError("killed")
 
-    export = Trainer.export_best_model
-    monkeypatch.setattr(Trainer, "export_best_model", fail)
+    export = Trainer.export_model
+    monkeypatch.setattr(Trainer, "export_model", fail)
     with pytest.raises(RuntimeError, match="killed"):
         train_small(tmp_path, valid_every=2, save_every=2)
 
@@ -224,7 +224,7 @@ def test_a_run_killed_before_its_best_model_was_exported_exports_it_when_resumed
         exported.append(trainer.state.step)
         export(trainer)
 
-    monkeypatch.setattr(Trainer, "export_best_model", record_export)
+    monkeypatch.setattr(Trainer, "export_model", record_export)
     train_small(tmp_path, valid_every=2, save_every=2)
     assert exported[0] == 2
 

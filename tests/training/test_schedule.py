@@ -9,7 +9,7 @@ import pytest
 
 from attent.training.optimizer import Schedule, compute_lr, compute_paper_lr
 
-SCHEDULES: tuple[Schedule, ...] = ("inverse_sqrt", "cosine", "constant")
+SCHEDULES: tuple[Schedule, ...] = ("inverse_sqrt", "cosine")
 
 
 @pytest.mark.parametrize(("width", "warmup"), [(512, 4000), (1024, 4000), (32, 7), (100, 1)])
@@ -35,10 +35,6 @@ def test_cosine_is_half_in_the_middle_and_zero_at_the_end() -> None:
     assert rate(70) == pytest.approx(0.5)
     assert rate(120) == pytest.approx(0.0, abs=1e-15)
     assert rate(500) == pytest.approx(0.0, abs=1e-15)
-
-
-def test_constant_does_not_decay() -> None:
-    assert {compute_lr(n, schedule="constant", peak_lr=0.1, warmup=3, total_steps=9) for n in range(3, 20)} == {0.1}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

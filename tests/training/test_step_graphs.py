@@ -35,7 +35,7 @@ from attent.training.step_graphs import (
 from tests.text.corpus import tokenizer
 from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, lstm, model
 
-PACKED = replace(RECIPE, steps=12, micro_batch_tokens=None, save_every=4, valid_every=6, clip_norm=0.5, ema=0.9)
+PACKED = replace(RECIPE, steps=12, micro_batch_tokens=None, save_every=4, valid_every=6, clip_norm=0.5)
 
 
 def again(work: StepFunction) -> StepFunction:

@@ -25,6 +25,7 @@ from attent.training.tasks.base import RowBatch
 
 SAMPLE_SCALE = 32_768  # of the store's int16
 FRAMES_PER_SECOND = SAMPLE_RATE // HOP_SAMPLES
+TIME_MASK_SECONDS, FREQUENCY_MASK_BINS = 0.4, 27  # maximum widths of SpecAugment's masks
 MAX_MASKED_TIME = 0.2  # of a recording, per masked span (p of SpecAugment's "switchboard mild")
 SPEED_STREAM, MASK_STREAM = 11, 12  # random streams, part of the seed
 NO_LIMIT = 2**31 - 1
@@ -175,8 +176,8 @@ class SpeechLoader(PrefetchLoader[SpeechBatch]):
         config, num_frames = self.config, -(-num_samples // HOP_SAMPLES)
         if config is None:
             return (np.zeros((len(num_samples), 0, 2), np.int64),) * 2
-        longest = np.minimum(config.time_mask_seconds * FRAMES_PER_SECOND, MAX_MASKED_TIME * num_frames)
-        widest = np.full(len(num_samples), min(config.frequency_mask_bins, self.mel_bins))
+        longest = np.minimum(TIME_MASK_SECONDS * FRAMES_PER_SECOND, MAX_MASKED_TIME * num_frames)
+        widest = np.full(len(num_samples), min(FREQUENCY_MASK_BINS, self.mel_bins))
         return (
             draw_spans(config.time_masks, longest, num_frames, rng),
             draw_spans(config.frequency_masks, widest, np.full(len(num_samples), self.mel_bins), rng),

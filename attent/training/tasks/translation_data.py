@@ -28,7 +28,7 @@ from attent.data.formats.registry import ParallelFile
 from attent.data.loader import PairLoader
 from attent.data.pairs import BadLine, CorpusError, LanguageMismatchError, LanguagePair, Pair, ReasonTally
 from attent.data.split import default_validation_size, hold_out, summarize_split
-from attent.data.token_store import ResampledStores, TokenStore, prepare_store
+from attent.data.token_store import EpochStores, TokenStore, prepare_store
 from attent.formatting import format_precise_percent
 from attent.models.folder import read_side_file
 from attent.storage.atomic import write_atomic
@@ -374,11 +374,9 @@ def build_train_batches(prepared: PreparedData, data: DataConfig, train: TrainCo
     """The training batches; every rank makes the same ones and takes its share of each."""
     config = base.build_batch_config(data, train, data.max_tokens, data.too_long)
     stores = None
-    rates = data.augment_rates
-    if data.subword_sampling or rates:
-        augmenters = learn_augmenters(prepared.splits.train, rates) if rates else {}
-        encoding = replace(prepared.encoding, subword_sampling=data.subword_sampling, augmenters=augmenters)
-        stores = ResampledStores(prepared.splits.train, encoding, prepared.data_dir / "epochs", train.seed)
+    if rates := data.augment_rates:
+        encoding = replace(prepared.encoding, augmenters=learn_augmenters(prepared.splits.train, rates))
+        stores = EpochStores(prepared.splits.train, encoding, prepared.data_dir / "epochs", train.seed)
     weights = [corpus.weight for corpus in prepared.splits.train]
     return PairLoader(prepared.store, config, seed=train.seed, weights=weights, store_for_epoch=stores)
 

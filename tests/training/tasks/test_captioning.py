@@ -185,7 +185,7 @@ def run_captions(file: Path, out: Path, *flags: str) -> int:
 
 def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_captions(tmp_path / "data", 12, languages=("en", "de"))
-    flags = ["--save-every", "2", "--valid-every", "2", "--valid-sentences", "2", "--schedule", "constant"]
+    flags = ["--save-every", "2", "--valid-every", "2", "--valid-sentences", "2", "--schedule", "inverse_sqrt"]
     assert run_captions(file, tmp_path / "whole", "--steps", "4", *flags) == 0
     assert run_captions(file, tmp_path / "parts", "--steps", "2", *flags) == 0
     assert run_captions(file, tmp_path / "parts", "--steps", "4", *flags) == 0

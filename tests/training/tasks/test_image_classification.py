@@ -194,9 +194,9 @@ def test_a_resumed_run_gives_the_same_weights(tmp_path: Path) -> None:
     data = write_idx(tmp_path / "set")
     settings = ["--valid-every", "4", "--save-every", "4", "--batch-tokens", "64", "--warmup", "2", *SMALL]
     assert train(data, tmp_path / "whole", "--steps", "8", *settings) == 0
-    assert train(data, tmp_path / "halves", "--steps", "4", "--schedule", "constant", *settings) == 0
-    assert train(data, tmp_path / "halves", "--steps", "8", "--schedule", "constant", *settings) == 0
-    assert train(data, tmp_path / "straight", "--steps", "8", "--schedule", "constant", *settings) == 0
+    assert train(data, tmp_path / "halves", "--steps", "4", "--schedule", "inverse_sqrt", *settings) == 0
+    assert train(data, tmp_path / "halves", "--steps", "8", "--schedule", "inverse_sqrt", *settings) == 0
+    assert train(data, tmp_path / "straight", "--steps", "8", "--schedule", "inverse_sqrt", *settings) == 0
     halves, straight = load(tmp_path / "halves"), load(tmp_path / "straight")
     for name, tensor in straight.state_dict().items():
         assert torch.equal(tensor, halves.state_dict()[name])

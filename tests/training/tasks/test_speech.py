@@ -111,7 +111,7 @@ def test_a_batch_holds_at_least_the_longest_recording() -> None:
 
 
 def test_a_batch_depends_on_seed_epoch_and_index_alone() -> None:
-    first, again, other = (make_loader(AudioDataConfig(time_mask_seconds=9), seed=seed) for seed in (1, 1, 2))
+    first, again, other = (make_loader(AudioDataConfig(), seed=seed) for seed in (1, 1, 2))
     list(zip(range(5), first.iter_batches(workers=2), strict=False))  # iterating changes nothing
 
     def describe(batch: SpeechBatch) -> list[object]:
@@ -337,7 +337,7 @@ STEPS = ["--valid-every", "4", "--save-every", "4", "--batch-tokens", "100", "--
 
 def test_a_resumed_run_gives_the_same_weights(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "set")
-    settings = [*STEPS, "--schedule", "constant", "--src", "en", "--average", "0", *SMALL]
+    settings = [*STEPS, "--schedule", "inverse_sqrt", "--src", "en", "--average", "0", *SMALL]
     assert train(data, tmp_path / "halves", "--steps", "4", *settings) == 0
     assert train(data, tmp_path / "halves", "--steps", "8", *settings) == 0
     assert train(data, tmp_path / "whole", "--steps", "8", *settings) == 0

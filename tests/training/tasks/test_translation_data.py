@@ -284,14 +284,6 @@ def test_weights_count_in_the_data_size_and_in_the_batches(tmp_path: Path) -> No
     assert sum(pair < 50 for pair in pairs) == 150
 
 
-def test_subword_sampling_gives_every_epoch_its_own_ids(tmp_path: Path) -> None:
-    config = replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0, subword_sampling=0.2)
-    batches = build_train_batches(prepare(tmp_path, config, with_tokenizer=tokenizer()), config, TRAIN)
-    ids = [batches.get_epoch(epoch).store.source.ids.tolist() for epoch in (0, 1, 0)]
-    assert ids[0] != ids[1]
-    assert ids[0] == ids[2]
-
-
 def test_augmentation_gives_every_epoch_its_own_text(tmp_path: Path) -> None:
     config = replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0, augment=("upper=0.5", "tags=0.5"))
     prepared = prepare(tmp_path, config)
