@@ -1226,11 +1226,6 @@ FAULTS = """
 - [*ids[1:], None]
 + list(ids)
 
-# inspection: first tokens predicted, not the masked ones
-@ inspection/inspectors/text.py::EncoderInspector._predict_each_token: inspection/test_text_inspectors.py -k in_turn
-- states[range(len(positions)), positions]
-+ states[range(len(positions)), range(len(positions))]
-
 # inspection: both texts in one segment
 @ inspection/inspectors/text.py::EncoderInspector._encode_texts: inspection/test_text_inspectors.py -k segment
 - segments += [segment] *
