@@ -1,6 +1,5 @@
-"""A score report as a page for the terminal (never wrapped), a table for notebooks, and JSON."""
+"""A score report as a page for the terminal (never wrapped), and as JSON."""
 
-import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -63,28 +62,6 @@ class ScoreReport:
 
     def __repr__(self) -> str:
         return "\n".join(line.plain for line in render_page(self, NUM_WORST))
-
-    def _repr_html_(self) -> str:
-        """Return the scores, with the paired test, as a table for notebooks, and the page folded."""
-        page = f"<pre>{html.escape(repr(self))}</pre>"
-        if self.evaluation is None:
-            return page
-        header = ["", "score", "95% interval", *(["baseline", "difference", "p", ""] if self.baseline else [])]
-        rows = [header]
-        for i, score in enumerate(self.evaluation.scores):
-            interval = "" if score.interval is None else " to ".join(f"{limit:.2f}" for limit in score.interval)
-            compared = list_comparison_cells(self.comparisons[i])[2:] if self.baseline else []
-            rows.append([score.title, f"{score.value:.2f}", interval, *compared])
-        kinds = ["th"] + ["td"] * len(self.evaluation.scores)
-        cells = (
-            "".join(f'<{kind} style="text-align: right">{html.escape(cell)}</{kind}>' for cell in row)
-            for kind, row in zip(kinds, rows, strict=True)
-        )
-        table = "".join(f"<tr>{row}</tr>" for row in cells)
-        lines = [line.plain for line in render_header(self)] + ([f"baseline {self.baseline}"] if self.baseline else [])
-        caption = "<br>".join(html.escape(" ".join(line.split())) for line in lines)
-        details = f"<details><summary>signatures, worst sentences</summary>{page}</details>"
-        return f"<small>{caption}</small><table>{table}</table>{details}"
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------------------
@@ -151,7 +128,17 @@ def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
                 yield Text.assemble((f"  {name:<11}", "dim"), escape_invisible(getattr(sentence, name)))
     if report.baseline:
         yield render_heading(f"Compared with {report.baseline}", "paired bootstrap test")
-        rows = [list_comparison_cells(comparison) for comparison in report.comparisons]
+        rows = [
+            [
+                c.title,
+                f"{c.value:.2f}",
+                f"{c.baseline:.2f}",
+                f"{c.difference:+.2f}",
+                f"{c.p_value:.4f}",
+                VERDICTS[c.is_better],
+            ]
+            for c in report.comparisons
+        ]
         yield from render_table(rows, ["", "this", "baseline", "difference", "p", ""])
     if report.forced is not None:
         yield from render_forced(report.forced)
@@ -161,11 +148,6 @@ def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
         yield Text(f"{agreement:.1f}% of their links are mutual, more than for any other choice")
     elif report.alignment:
         yield from render_alignment(report.alignment)
-
-
-def list_comparison_cells(c: PairedComparison) -> list[str]:
-    numbers = (f"{c.value:.2f}", f"{c.baseline:.2f}", f"{c.difference:+.2f}", f"{c.p_value:.4f}")
-    return [c.title, *numbers, VERDICTS[c.is_better]]
 
 
 def render_header(report: ScoreReport) -> Iterator[Text]:
