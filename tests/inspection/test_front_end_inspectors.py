@@ -218,8 +218,8 @@ def test_heads_are_described(files: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "words"),
     [
-        ("speech", "A man rides a bike.", "this is a speech model, which takes a file, such as recording.wav"),
-        ("caption", "A man rides a bike.", "this is a caption model, which takes a file, such as image.png"),
+        ("speech", "A man rides a bike.", "A man rides a bike.: must be a recording, but does not exist"),
+        ("caption", "A man rides a bike.", "A man rides a bike.: must be an image"),
         ("speech", "nowhere.wav", "nowhere.wav: must be a recording, but does not exist"),
         ("speech", __file__, "must be a recording"),
         ("caption", "nowhere.png", "nowhere.png: must be an image"),

@@ -380,7 +380,7 @@ def test_other_paths_are_described(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     assert "is a file" in refusal(tmp_path / "file")
-    assert "holds no model" in refusal(tmp_path)
+    assert "holds no complete model" in refusal(tmp_path)
 
 
 def test_no_pickle_is_loaded(tmp_path: Path) -> None:
@@ -798,8 +798,7 @@ def test_killed_first_save_leaves_all_or_nothing(tmp_path: Path) -> None:
         except FolderError as error:
             seen.add(str(error).partition(": ")[2].partition(" (")[0])
     assert seen == {
-        "holds no model",
-        "holds no model yet: the first save into it was interrupted; save again",
+        "holds no complete model",
         "whole",
     }
 
