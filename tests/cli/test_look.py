@@ -329,7 +329,7 @@ def test_second_text(family: dict[str, Path]) -> None:
         ("gpt", ["a", "--text-pair", "b"], "`text_pair` is for text encoders"),
         ("vit", [], "the live page takes text only; name a file: attent look"),
         ("asr", [], "the live page takes text only; name a file: attent look"),
-        ("asr", ["A dog."], "this is a speech model, which takes a file, such as recording.wav, not a sentence"),
+        ("asr", ["A dog."], "A dog.: must be a recording, but does not exist"),
         ("asr", ["a.wav", "--data", "x.tsv"], "--data is for translators, but this is a speech model"),
         ("captioner", ["a.png", "--to", "de"], "has one target language, so --to must be left out"),
         ("vit", ["nowhere.png"], "nowhere.png: must be an image, but cannot be opened"),

@@ -258,7 +258,7 @@ def test_images_are_preprocessed_as_the_folder_says(folder: Path) -> None:
     frontend = load(folder).config.frontend
     assert (frontend.mean, frontend.std, frontend.fit, frontend.resample) == ((0.25,), (0.5,), "crop", "bicubic")
     change_json(folder / "preprocessor_config.json", do_pad=True)
-    assert_rejected(folder, "preprocessor_config.json: `do_pad` must be left out")
+    assert_rejected(folder, "preprocessor_config.json: `do_pad` must be false")
 
 
 # Error messages of rejected folders.
