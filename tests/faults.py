@@ -870,8 +870,8 @@ FAULTS = """
 
 # vit: mean and std exchanged
 @ interop/vit.py::read_preprocessing: interop/test_vit.py -k pixels
-- {"mean": mean, "std": std,
-+ {"mean": std, "std": mean,
+- "mean": mean, "std": std, **read_resize_options
++ "mean": std, "std": mean, **read_resize_options
 
 # vision-encoder-decoder: token type 0 left out
 @ interop/vision_encoder_decoder.py::load: interop/test_parity.py -k vit-bert

@@ -128,17 +128,7 @@ def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
                 yield Text.assemble((f"  {name:<11}", "dim"), escape_invisible(getattr(sentence, name)))
     if report.baseline:
         yield render_heading(f"Compared with {report.baseline}", "paired bootstrap test")
-        rows = [
-            [
-                c.title,
-                f"{c.value:.2f}",
-                f"{c.baseline:.2f}",
-                f"{c.difference:+.2f}",
-                f"{c.p_value:.4f}",
-                VERDICTS[c.is_better],
-            ]
-            for c in report.comparisons
-        ]
+        rows = [list_comparison_cells(comparison) for comparison in report.comparisons]
         yield from render_table(rows, ["", "this", "baseline", "difference", "p", ""])
     if report.forced is not None:
         yield from render_forced(report.forced)
@@ -148,6 +138,11 @@ def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
         yield Text(f"{agreement:.1f}% of their links are mutual, more than for any other choice")
     elif report.alignment:
         yield from render_alignment(report.alignment)
+
+
+def list_comparison_cells(c: PairedComparison) -> list[str]:
+    numbers = (f"{c.value:.2f}", f"{c.baseline:.2f}", f"{c.difference:+.2f}", f"{c.p_value:.4f}")
+    return [c.title, *numbers, VERDICTS[c.is_better]]
 
 
 def render_header(report: ScoreReport) -> Iterator[Text]:
