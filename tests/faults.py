@@ -821,8 +821,8 @@ FAULTS = """
 
 # interop: only the last shard is read
 @ interop/hf_folder.py::open_shards: interop/test_parity.py -k shards
-- tensors |= opened
-+ tensors = opened
+- sorted(set(weight_map.values()))
++ sorted(set(weight_map.values()))[-1:]
 
 # gpt2: square matrix not transposed
 @ interop/families.toml: interop/test_parity.py
@@ -863,10 +863,10 @@ FAULTS = """
 - layer_norm_eps: float = 1e-12
 + layer_norm_eps: float = 1e-5
 
-# vit: unscaled pixels normalized as scaled
-@ interop/vit.py::read_normalization: interop/test_vit.py -k pixels
-- return (0.0,), (1 / ours,)
-+ return (0.0,), (1.0,)
+# vit: mean and std exchanged
+@ interop/vit.py::read_preprocessing: interop/test_vit.py -k pixels
+- "mean": mean, "std": std, **read_resize_options
++ "mean": std, "std": mean, **read_resize_options
 
 # vision-encoder-decoder: token type 0 left out
 @ interop/vision_encoder_decoder.py::load: interop/test_parity.py -k vit-bert
@@ -1220,11 +1220,6 @@ FAULTS = """
 @ inspection/inspectors/text.py::CausalLMInspector._run: inspection/test_text_inspectors.py -k next_token
 - [*ids[1:], None]
 + list(ids)
-
-# inspection: first tokens predicted, not the masked ones
-@ inspection/inspectors/text.py::EncoderInspector._predict_each_token: inspection/test_text_inspectors.py -k in_turn
-- states[range(len(positions)), positions]
-+ states[range(len(positions)), range(len(positions))]
 
 # inspection: both texts in one segment
 @ inspection/inspectors/text.py::EncoderInspector._encode_texts: inspection/test_text_inspectors.py -k segment

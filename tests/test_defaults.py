@@ -117,7 +117,7 @@ CONSTANTS: dict[str, dict[str, object]] = {
         "MAX_IMAGE_WEIGHTS": 6_000_000, "MAX_SPARSE_WEIGHTS": 800_000, "MIN_WEIGHTS_PER_ROW": 4,
         "MAX_QKV_VALUES": 1_750_000,
     },
-    "attent.inspection.inspectors.text": {"CONTINUATION_TOKENS": 16, "MAX_MASKED_TOKENS": 128},
+    "attent.inspection.inspectors.text": {"CONTINUATION_TOKENS": 16},
     "attent.models.folder": {"MAX_FILE_BYTES": 134_217_728, "READ_ATTEMPTS": 5},
     "attent.nn.argument_checks": {"MAX_SIZE": 16_777_216, "MAX_LAYERS": 1_000},
     "attent.scoring.evaluate": {"WORD_LIMITS": (10, 20, 30, 40, 50), "CHARACTER_LIMITS": (20, 40, 60, 80, 100)},

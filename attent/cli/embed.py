@@ -23,7 +23,7 @@ class EmbedFlags(TextInputFlags):
 
 
 def embed(
-    model: Annotated[Path, Parameter(help="a model folder, ours or Hugging Face's")],
+    model: Annotated[Path, Parameter(help="an encoder of texts or images, ours or Hugging Face's")],
     texts: Annotated[list[str] | None, Parameter(help=f"{shared.TEXTS_HELP}; for an image model, image files")] = None,
     /,
     *,

@@ -42,12 +42,12 @@ class LookFlags:
     mask: Annotated[tuple[str, ...], input_flag(negative_iterable="", help=PARTS_HELP)] = ()
     kind: Annotated[AttentionKind | None, input_flag(help="only this kind of attention")] = None
     layers: Annotated[Indices, LIST, input_flag(name=["--layers", "--layer"], help="only these layers, from 0")] = ()
-    heads: Annotated[Indices, LIST, input_flag(name=["--heads", "--head"], help="only these heads in figures")] = ()
+    head: Annotated[int | None, input_flag(help="of a figure, from 0; by default the one that aligns best")] = None
 
     out: Annotated[Path | None, output_flag(name=["--output", "-o"], help=f"HTML page, default {PAGE_FILE}")] = None
     open: Annotated[bool, output_flag(help="open the page in a browser")] = True
-    png: Annotated[Path | None, output_flag(help="write a figure (needs attent[viz])")] = None
-    svg: Annotated[Path | None, output_flag(help="write a vector figure, .svg or .pdf")] = None
+    png: Annotated[Path | None, output_flag(help="write a figure of one head (needs attent[viz])")] = None
+    svg: Annotated[Path | None, output_flag(help="write a vector figure of one head, .svg or .pdf")] = None
     json: Annotated[str | None, output_flag(allow_leading_hyphen=True, help="JSON of all weights; -: stdout")] = None
 
     port: Annotated[int, server_flag(help="default: the first free port from 8017")] = 0
@@ -113,7 +113,7 @@ def look(
 def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
     outputs = {"--output": flags.out, "--png": flags.png, "--svg": flags.svg, "--json": flags.json}
     inputs = {"--target": flags.target, "--mask": flags.mask, "--text-pair": flags.text_pair}
-    selection = {"--kind": flags.kind, "--layers": flags.layers, "--heads": flags.heads}
+    selection = {"--kind": flags.kind, "--layers": flags.layers, "--head": flags.head is not None}
     given = find_given(outputs | inputs | selection)
     if flags.ablate or flags.prune:
         if sentence is not None or given:
@@ -227,10 +227,9 @@ def write_outputs(inspection: "Inspection", flags: LookFlags) -> int:
         write_output(Path(flags.json), f"{inspection.to_json()}\n".encode())
         print(flags.json)
     if flags.png or flags.svg:
-        all_kinds = bool(flags.kind or flags.layers or flags.heads)
         from attent.inspection.plots import save_figure
 
-        figure = inspection.plot(head=flags.heads, kind=flags.kind, all_kinds=all_kinds)
+        figure = inspection.plot(head=flags.head, kind=flags.kind)
         for path in (flags.png, flags.svg):
             if path is not None:
                 save_figure(figure, path.expanduser())

@@ -31,17 +31,13 @@ SpeechFlags: Any = make_flags_class(SEARCH_FLAGS, derive_flags(DeviceOptions, ex
 class TranscribeFlags(SpeechFlags):  # type: ignore[misc]  # derived from the options
     output: Annotated[str | None, flag("Common", OUTPUT_HELP, "--output", "-o")] = None
     format: Annotated[TranscriptFormat, flag("Output", FORMAT_HELP, "--format", "-f")] = "text"
-    partial: Annotated[bool, flag("Common", "print text while stdin grows: WAV, or 16-bit samples at 16 kHz")] = False
+    partial: Annotated[bool, flag("Common", "print text while stdin grows: raw 16-bit samples at 16 kHz")] = False
     language: Annotated[str | None, flag("Common", "of the recordings, for Whisper; by default detected")] = None
     task: Annotated[
         Literal["transcribe", "translate"] | None,
         flag("Common", "for Whisper, by default that of its training; translate: to English"),
     ] = None
     dtype: Annotated[DtypeName | None, flag("Device", "by default float32")] = None
-    max_seconds: Annotated[
-        float | None,
-        flag("Search", "longest segment of a long recording; by default what the model was trained with"),
-    ] = None
 
 
 def transcribe(
@@ -69,7 +65,7 @@ def transcribe(
 
     check_outputs(outputs or [output], [model, *(file for file in files if file != STDIN)])
     prepare_loading(model, flags.threads)
-    settings = {name: getattr(flags, name) for name in ("device", "dtype", "max_seconds", "language", "task")}
+    settings = {name: getattr(flags, name) for name in ("device", "dtype", "language", "task")}
     try:
         transcriber = Transcriber.load(model, **settings)
     except InputError as error:

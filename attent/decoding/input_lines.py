@@ -121,13 +121,7 @@ def split_lines(chunks: Iterable[bytes], name: str) -> Iterator[list[bytes]]:
     """Yield the lines that each chunk completes; only a line feed ends a line."""
     parts: list[bytes] = []
     size = 0
-    for number, chunk in enumerate(chunks):
-        suffixes = [suffix for suffix, magic in COMPRESSION_MAGIC.items() if number == 0 and chunk.startswith(magic)]
-        if suffixes:
-            tool = {".gz": "gzip -dc", ".xz": "xz -dc", ".zst": "zstd -dc"}[suffixes[0]]
-            raise InputError(
-                f"{name}: must be text, but is {suffixes[0][1:]} data; decompress it first: {tool} | attent ..."
-            )
+    for chunk in chunks:
         *complete, rest = chunk.split(b"\n")
         if complete:
             complete[0] = b"".join([*parts, complete[0]])

@@ -7,7 +7,6 @@ token if there is one.
 
 from __future__ import annotations
 
-import html
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -313,11 +312,6 @@ class Hypothesis:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.text!r}, score={self.score:.4f})"
-
-    def _repr_html_(self) -> str:
-        """Return the text and its score, as notebooks show it."""
-        score = f'<small style="opacity: 0.6">{self.score:.4f}</small>'
-        return f'<span dir="auto" style="white-space: pre-wrap">{html.escape(self.text)}</span> {score}'
 
 
 @dataclass(frozen=True, kw_only=True)

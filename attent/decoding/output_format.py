@@ -8,10 +8,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from attent.decoding.options import Hypothesis
-from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from attent.decoding.speech_timing import SpokenWord
@@ -35,15 +34,6 @@ class OutputFormat:
     with_quality: bool = False  # in JSON and TSV
     alignment: AlignmentFormat | None = None
     score_formula: str = ""
-
-    def __post_init__(self) -> None:
-        if self.type not in get_args(OutputType):
-            raise AttentError(f"`type` must be one of {', '.join(get_args(OutputType))}, but is {self.type!r}")
-        if self.alignment and self.n_best > 1 and self.type != "json":
-            raise AttentError(
-                f"`n_best` must be 1 for alignments, which only the best translation has, but is {self.n_best}; leave "
-                f"one of them out, or use JSON"
-            )
 
     @property
     def is_plain(self) -> bool:

@@ -13,8 +13,9 @@ from torch import Tensor
 from attent.data.images import ImageShape, read_image
 from attent.decoding import loading
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
+from attent.interop import MODEL_DESCRIPTIONS, get_model_kind
 from attent.interop import load as load_model
-from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
+from attent.models import TextEncoder, VisionTransformer
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
 from attent.storage.errors import AttentError
@@ -71,7 +72,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: Model,
+        model: TextEncoder | VisionTransformer,
         tokenizer: Tokenizer | None,
         *,
         name: str = "the model",
@@ -103,6 +104,9 @@ class Predictor:
         path = locate_model(folder)
         placed, precision = loading.resolve_device_and_dtype(device, dtype or "float32")
         model = load_model(path, dtype=precision, device=placed)
+        if not isinstance(model, TextEncoder | VisionTransformer):
+            kind, command = MODEL_DESCRIPTIONS[get_model_kind(model)]
+            raise AttentError(f"{folder}: must be an encoder of texts or images, but is {kind}; use `{command}`")
         tokenizer = None if isinstance(model, VisionTransformer) else loading.load_tokenizer(path)
         return cls(model, tokenizer, name=str(folder), notify=notify)
 
@@ -166,8 +170,7 @@ class Predictor:
         model = self.model
         if pooling not in ("mean", "class"):
             raise AttentError(f"`pooling` must be mean or class, but is {pooling!r}")
-        has_first = model.config.class_token if isinstance(model, VisionTransformer) else isinstance(model, TextEncoder)
-        if pooling == "class" and not has_first:
+        if pooling == "class" and isinstance(model, VisionTransformer) and not model.config.class_token:
             raise AttentError(f"{self.name}: has no class token; use the pooling `mean`")
         check_is_list(items)
         if isinstance(model, VisionTransformer):
@@ -181,15 +184,14 @@ class Predictor:
     def require_labels(self) -> tuple[str, ...]:
         """Return the labels of a classifier; raise an error for other models."""
         model = self.model
-        if isinstance(model, TextEncoder | VisionTransformer) and model.config.labels:
+        if model.config.labels:
             return model.config.labels
         task = "images" if isinstance(model, VisionTransformer) else "classify"
         raise AttentError(f"{self.name}: must be a classifier, but has no labels; train one by --task {task}")
 
     @property
     def width(self) -> int:
-        config = self.model.config
-        return config.encoder.width if isinstance(self.model, Seq2Seq) else config.stack.width  # type: ignore[union-attr]
+        return self.model.config.stack.width
 
     @property
     def device(self) -> torch.device:
@@ -212,7 +214,7 @@ class Predictor:
         vocabulary = self._vocabulary
         mask = () if vocabulary.mask is None else (vocabulary.mask,)
         special = vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown
-        assert not isinstance(self.model, VisionTransformer | Seq2Seq)
+        assert isinstance(self.model, TextEncoder)
         unnamed = range(vocabulary.size, self.model.config.vocab)  # rows that pad the embedding matrix
         around = *vocabulary.prefix_ids, *vocabulary.suffix_ids
         return sorted({*around, *mask, *vocabulary.sentinels, *special, *unnamed})
@@ -221,8 +223,7 @@ class Predictor:
 
     @cached_property
     def _max_length(self) -> int | None:
-        stack = self.model.decoder if isinstance(self.model, CausalLM) else self.model.encoder
-        return stack.positions.max_length
+        return self.model.encoder.positions.max_length
 
     def parse_masks(self, text: str) -> MaskedText:
         if not isinstance(text, str):
@@ -233,9 +234,7 @@ class Predictor:
         for number, item in enumerate(items, 1):
             if not isinstance(item, str):
                 raise AttentError(f"item {number:,} must be a text, but is of type {type(item).__name__}")
-        texts = [str(item) for item in items]
-        if not isinstance(self.model, CausalLM):  # the others were trained on stripped texts
-            texts = [text.strip() for text in texts]
+        texts = [str(item).strip() for item in items]
         rows = [self._encode_and_truncate(ids) for ids in self._vocabulary.encode(texts)]
         num_truncated = sum(row is not truncated for row, truncated in rows)
         if num_truncated:
@@ -246,18 +245,11 @@ class Predictor:
 
     def _encode_and_truncate(self, token_ids: Sequence[int]) -> tuple[TokenizedText, TokenizedText]:
         """Return a text with its special tokens, and the same truncated to the model's positions."""
-        prefix, suffix = self._special_tokens
+        prefix, suffix = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
         row = TokenizedText((*prefix, *token_ids, *suffix) or (self._vocabulary.start,))
         if self._max_length is None or len(row.token_ids) <= self._max_length:
             return row, row
         return row, TokenizedText((*prefix, *token_ids[: self._max_length - len(prefix) - len(suffix)], *suffix))
-
-    @property
-    def _special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        vocabulary = self._vocabulary
-        if isinstance(self.model, Seq2Seq):
-            return (), (vocabulary.end,)
-        return vocabulary.prefix_ids, () if isinstance(self.model, CausalLM) else vocabulary.suffix_ids
 
     def _encode_masked_text(self, masked_text: MaskedText, line_number: int) -> TokenizedText:
         if not masked_text.mask_ids:
@@ -266,7 +258,7 @@ class Predictor:
             )
         row, truncated = self._encode_and_truncate(self.mask_tokens.encode(masked_text))
         positions = tuple(i for i, token in enumerate(row.token_ids) if token in self.mask_tokens.token_ids)
-        if positions[-1] >= len(truncated.token_ids) - len(self._special_tokens[1]):
+        if positions[-1] >= len(truncated.token_ids) - len(self._vocabulary.suffix_ids):
             raise AttentError(
                 f"text {line_number:,} must have its masks among the first {self._max_length} tokens, but one is at "
                 f"{positions[-1] + 1:,}; shorten the text before it"
@@ -290,14 +282,9 @@ class Predictor:
         return [results[index] for index in range(len(rows))]
 
     def _compute_states(self, batch: Sequence[TokenizedText]) -> Tensor:
-        model = self.model
+        assert isinstance(self.model, TextEncoder)
         ids, lengths = loading.pad_token_ids([row.token_ids for row in batch], self.device, self._vocabulary.pad)
-        if isinstance(model, TextEncoder):
-            return model(ids, lengths)
-        if isinstance(model, Seq2Seq):
-            return model.encode(ids, lengths).states
-        assert isinstance(model, CausalLM)
-        return model.compute_states(ids, lengths)
+        return self.model(ids, lengths)
 
     def _run_images(
         self, items: Sequence[Item], model: VisionTransformer, pooling: Pooling | None = None

@@ -1,7 +1,5 @@
 """Transcribe recordings: cut long ones into segments, search the text of each, time its words, and join the texts."""
 
-import math
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -50,8 +48,7 @@ READ_SECONDS = 10.0  # of a file at a time
 CPU_MAX_STATES, MAX_STATES = 6_000, 60_000  # encoder states of a batch: 2 and 20 minutes, see `compute_max_rows`
 BLOCK_BATCHES = 4  # batches of segments that are collected and sorted by length
 PARTIAL_SECONDS = 1.0  # of new audio between two searches of a growing recording
-COMPRESSED_SIGNATURES = (b"ID3", b"\xff\xfb", b"OggS", b"fLaC")  # the first bytes of MP3, Ogg and FLAC
-CONVERT_ADVICE = f"convert it, for example by `ffmpeg -i - -ar {SAMPLE_RATE} -ac 1 -f s16le -`"
+FILE_SIGNATURES = (b"RIFF", b"ID3", b"\xff\xfb", b"OggS", b"fLaC")  # the first bytes of WAV, MP3, Ogg and FLAC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,22 +99,20 @@ class Transcriber:
         model: Seq2Seq,
         tokenizer: Tokenizer,
         *,
-        max_seconds: float | None = None,
         whisper: WhisperSettings | None = None,
         language: str | None = None,
         task: WhisperTask | None = None,
     ) -> None:
         """
-        max_seconds  of a segment of a long recording; None: the length of the model's training recordings
-        whisper      how a Whisper model is searched
-        language     of the recordings, for a Whisper model of several; None: that of the first segment of each
-        task         of a Whisper model, by default transcribe; translate: to English
+        whisper   how a Whisper model is searched
+        language  of the recordings, for a Whisper model of several; None: that of the first segment of each
+        task      of a Whisper model, by default transcribe; translate: to English
         """
         config = model.config.frontend
         if not isinstance(config, AudioConfig):
             raise InputError("the model must be a speech model, but its source is not audio")
         self.model, self.tokenizer, self.config = model, tokenizer, config
-        self.max_seconds = choose_max_seconds(model, max_seconds)
+        self.max_seconds = choose_max_seconds(model)  # of a segment of a long recording
         if not (whisper and whisper.is_multilingual) and (language is not None or task == "translate"):
             raise InputError("`language` and `task` must be left out: only multilingual Whisper models take them")
         self.whisper, self.language, self.task = whisper, language, task or "transcribe"
@@ -130,7 +125,6 @@ class Transcriber:
         model: Seq2Seq | None = None,
         device: str | torch.device | None = None,
         dtype: str | None = None,
-        max_seconds: float | None = None,
         language: str | None = None,
         task: WhisperTask | None = None,
     ) -> Self:
@@ -146,7 +140,7 @@ class Transcriber:
                 data = loading.read_data_settings(path)
                 language = language or data.get("src") or whisper.default_language
                 task = task or ("translate" if has_translations(data.get("src"), data.get("tgt")) else None)
-        return cls(model, tokenizer, max_seconds=max_seconds, whisper=whisper, language=language, task=task)
+        return cls(model, tokenizer, whisper=whisper, language=language, task=task)
 
     def transcribe(
         self,
@@ -371,56 +365,29 @@ def read_samples(recording: RecordingSource) -> Iterator[Array]:
 
 
 def read_live_audio(stream: BinaryIO) -> Iterator[Array]:
-    """Yield the samples of a stream as they come: WAV, or without a header 16-bit samples at 16 kHz, little-endian."""
-    start = stream.read(12)
-    if not start:
+    """Yield the samples of a stream as they come: 16 bits at 16 kHz, little-endian, without a header."""
+    buffer = stream.read(4)
+    if not buffer:
         raise AudioError("standard input must be a recording, but is empty")
-    if start.startswith(COMPRESSED_SIGNATURES):
-        raise AudioError(f"a growing recording must be WAV or raw samples, but is compressed; {CONVERT_ADVICE}")
-    is_wav = start[:4] == b"RIFF" and start[8:] == b"WAVE"
-    channels = read_wav_header(stream) if is_wav else 1
-    buffer = b"" if is_wav else start
-    size = 2 * channels
+    if buffer.startswith(FILE_SIGNATURES):
+        raise AudioError(
+            f"a growing recording must be raw samples of 16 bits at {SAMPLE_RATE:,} Hz, but is an audio file; convert "
+            f"it, for example by `ffmpeg -i - -ar {SAMPLE_RATE} -ac 1 -f s16le -`"
+        )
     while data := stream.read1(2**16):  # type: ignore[attr-defined]  # what there is, at least one byte
         buffer += data
-        whole = len(buffer) // size * size
-        yield np.frombuffer(buffer[:whole], "<i2").reshape(-1, channels).mean(1, dtype=np.float32) / 2**15
+        whole = len(buffer) // 2 * 2
+        yield np.frombuffer(buffer[:whole], "<i2").astype(np.float32) / 2**15
         buffer = buffer[whole:]
 
 
-def read_wav_header(stream: BinaryIO) -> int:
-    """Read a WAV header up to the samples, and return the number of channels. Its lengths may be unknown."""
-    channels = 0
-    while len(chunk := stream.read(8)) == 8:
-        name, size = struct.unpack("<4sI", chunk)
-        if name == b"data":
-            break
-        content = stream.read(size + size % 2)
-        if name == b"fmt " and len(content) >= 16:
-            kind, channels, rate, _, _, bits = struct.unpack("<HHIIHH", content[:16])
-            if kind not in (1, 0xFFFE) or bits != 16 or rate != SAMPLE_RATE:
-                raise AudioError(
-                    f"a growing recording must be 16-bit PCM at {SAMPLE_RATE:,} Hz, but has {bits} bits at {rate:,} "
-                    f"Hz; {CONVERT_ADVICE}"
-                )
-    if not channels:
-        raise AudioError("a growing recording must have a complete WAV header or none, but its header is damaged")
-    return channels
-
-
-def choose_max_seconds(model: Seq2Seq, requested: float | None = None) -> float:
-    """Return the longest segment's length: requested, or of most training recordings, within the model's limits."""
+def choose_max_seconds(model: Seq2Seq) -> float:
+    """Return the longest segment's length: that of most training recordings, within the model's limits."""
     frontend, positions = model.config.frontend, model.encoder.positions.max_length
     assert isinstance(frontend, AudioConfig)
-    frames = min(frontend.fixed_frames or math.inf, math.inf if positions is None else 2 * positions)
-    if requested is None:
-        longest = min(frames, frontend.max_frames or math.inf)
-        return DEFAULT_MAX_SECONDS if longest == math.inf else longest * HOP_SAMPLES / SAMPLE_RATE
-    window = frames * HOP_SAMPLES / SAMPLE_RATE
-    if not 1 <= requested <= window:
-        allowed = "1 or more" if window == math.inf else f"from 1 to {window:g}, the window of the model"
-        raise InputError(f"`max_seconds` must be {allowed}, but is {requested:g}")
-    return requested
+    limits = (frontend.max_frames, frontend.fixed_frames, None if positions is None else 2 * positions)
+    frames = min((limit for limit in limits if limit), default=None)
+    return DEFAULT_MAX_SECONDS if frames is None else frames * HOP_SAMPLES / SAMPLE_RATE
 
 
 def join_segments(parts: Sequence[tuple[TranscriptSegment, float]]) -> tuple[TranscriptSegment, ...]:

@@ -52,7 +52,7 @@ NO_SPELLING = -1  # special tokens equal no other token
 
 MIN_WORDS = 2  # per side: a single word has no competitor for its links
 
-StatUnit = Literal["share", "bits", "tokens"]
+StatUnit = Literal["share", "bits"]
 
 
 def stat(unit: StatUnit, text: str, **label: str) -> Any:
@@ -87,7 +87,6 @@ class HeadValues:
         "share",
         "Mean weight on the most attended key of a sentence: near 100% if all queries attend to the same key.",
     )
-    distance: float | None = stat("tokens", "Mean distance between query and key.")
     entropy: float | None = stat("bits", "0: all weight on one key. 3 bits: like a uniform distribution over 8 keys.")
     normalized_entropy: float | None = stat("share", "Entropy divided by its maximum: 100% is uniform attention.")
     confidence: float | None = stat(
@@ -295,7 +294,7 @@ class KeyCategories:
     has_choice: Tensor  # (B, Tq) more than one visible key
     num_visible: Tensor  # (B, Tq) visible keys
     category_masks: Mapping[str, Tensor]  # (B, Tq, Tk), False for queries without a choice
-    distances: Tensor | None  # (Tq, Tk), self-attention only
+    is_self: bool  # self-attention
     is_end: Tensor  # (B, 1, 1, Tk)
     word_pairs: Sequence[TokenWordMap] = ()
 
@@ -308,7 +307,6 @@ class KeyCategories:
             has_choice=self.has_choice[:, rows],
             num_visible=self.num_visible[:, rows],
             category_masks={key: mask[:, rows] for key, mask in self.category_masks.items()},
-            distances=None if self.distances is None else self.distances[rows],
             word_pairs=(),
         )
 
@@ -326,12 +324,11 @@ class KeyCategories:
         num_visible = visible.sum(-1)
         counted = visible & (num_visible > 1)[..., None]
         masks = {key: mask & counted for key, mask in build_category_masks(queries, keys, is_self).items()}
-        q, k = (torch.arange(n)[:, None] for n in visible.shape[1:])
         return cls(
             has_choice=num_visible > 1,
             num_visible=num_visible,
             category_masks=masks,
-            distances=(q - k.T).abs() if is_self else None,
+            is_self=is_self,
             is_end=keys.is_end[:, None, None],
             word_pairs=word_pairs,
         )
@@ -382,13 +379,10 @@ class HeadAccumulator:
         top_key = ((weights * rows[..., None]).sum(2) / num_queries).amax(-1)  # (B, H)
         self.add("top_key", top_key.sum(0), categories.has_choice.any(-1).sum())
         self.add("confidence", (weights.masked_fill(categories.is_end, 0).amax(-1) * rows).sum((0, 2)), count)
-        if categories.distances is not None:
-            distance = (weights * categories.distances).sum(-1)
-            self.add("distance", (distance * rows).sum((0, 2)), count)
         self.observe_alignment(weights, categories)
 
     def observe_alignment(self, weights: Tensor, categories: KeyCategories) -> None:
-        self.is_self = categories.distances is not None
+        self.is_self = categories.is_self
         self.is_causal = "next" not in categories.category_masks or (
             self.is_causal and not bool(categories.category_masks["next"].any())
         )
@@ -426,44 +420,24 @@ SELF_ATTENTION_NAMES = {
     "end": "the end token",
     "punctuation": "punctuation",
     "same_token": "other occurrences of the token",
-    "token": "token",
-    "text": "sentence",
 }
 DECODER_NAMES = SELF_ATTENTION_NAMES | {
     "current": "the current input token",
     "previous": "the previous input token",
     "first": "the start token",
 }
-PATCH_NAMES = SELF_ATTENTION_NAMES | {
-    "previous": "the patch to the left",
-    "next": "the patch to the right",
-    "first": "the class token",
-    "token": "patch",
-    "text": "image",
-}
-TIME_NAMES = SELF_ATTENTION_NAMES | {
-    "previous": "the 20 ms before",
-    "next": "the 20 ms after",
-    "first": "the beginning",
-    "token": "moment",
-    "text": "recording",
-}
 
 
 def describe_heads(
-    accumulators: Mapping[str, HeadAccumulator],
-    source_names: Mapping[str, str] = SELF_ATTENTION_NAMES,
-    causal_names: Mapping[str, str] = DECODER_NAMES,
+    accumulators: Mapping[str, HeadAccumulator], causal_names: Mapping[str, str] = DECODER_NAMES
 ) -> Iterator[HeadStats]:
-    """Yield the statistics of each head; `source_names` and `causal_names` are the names of key categories."""
+    """Yield the statistics of each head; `causal_names` are the names of key categories in causal self-attention."""
     for path, accumulator in accumulators.items():
-        names = causal_names if accumulator.is_causal else source_names
+        names = causal_names if accumulator.is_causal else SELF_ATTENTION_NAMES
         for head in range(accumulator.num_heads):
             values = accumulator.compute_values(head)
             is_self = accumulator.is_self
-            description = (
-                describe_self_attention(values, names) if is_self else describe_cross_attention(values, source_names)
-            )
+            description = describe_self_attention(values, names) if is_self else describe_cross_attention(values)
             yield HeadStats(path=path, head=head, description=description, values=values)
 
 
@@ -487,13 +461,13 @@ def describe_self_attention(values: HeadValues, names: Mapping[str, str] = SELF_
         describe_dominant_keys(shares, names)
         or (local_focus if sum(local.values()) >= COMBINED_SHARE else "")
         or describe_spread(values)
-        or describe_sharp_focus(values, names)
+        or describe_sharp_focus(values)
         or describe_mixed_pattern(values, shares, names)
     )
 
 
-def describe_cross_attention(values: HeadValues, names: Mapping[str, str] = SELF_ATTENTION_NAMES) -> str:
-    shares = get_shares(values, SINK_CATEGORIES)
+def describe_cross_attention(values: HeadValues) -> str:
+    shares, names = get_shares(values, SINK_CATEGORIES), SELF_ATTENTION_NAMES
     sink = describe_dominant_keys(shares, names)
     alignment, loose_alignment = describe_alignment(values)
     if sink and (alignment or loose_alignment):
@@ -506,7 +480,7 @@ def describe_cross_attention(values: HeadValues, names: Mapping[str, str] = SELF
         or (f"copies: attends to the output token in the source ({share} if it occurs)" if copies else "")
         or describe_spread(values)
         or loose_alignment
-        or describe_sharp_focus(values, names)
+        or describe_sharp_focus(values)
         or describe_mixed_pattern(values, shares, names)
     )
 
@@ -523,13 +497,12 @@ def describe_dominant_keys(shares: Mapping[str, float], names: Mapping[str, str]
     return f"attends to {names['end']} and {names['punctuation']} ({percents})"
 
 
-def describe_sharp_focus(values: HeadValues, names: Mapping[str, str] = SELF_ATTENTION_NAMES) -> str:
+def describe_sharp_focus(values: HeadValues) -> str:
     if values.top_key is not None and values.top_key >= DOMINANT_SHARE:
-        key = f"one {names['token']} of the {names['text']}"
-        return f"attends to {key} from every position ({format_percent(values.top_key)})"
+        return f"attends to one token from every position ({format_percent(values.top_key)})"
     if values.normalized_entropy is None or values.normalized_entropy > SHARP_ENTROPY:
         return ""
-    return f"attends to one {names['token']} by content, not position ({format_entropy(values)})"
+    return f"attends to one token by content, not position ({format_entropy(values)})"
 
 
 def get_shares(values: HeadValues, keys: Sequence[str]) -> dict[str, float]:
@@ -571,22 +544,7 @@ def format_entropy(values: HeadValues) -> str:
 
 
 def measure_document_heads(document: Mapping[str, Any]) -> dict[str, Any]:
-    section = measure_trace_heads(document["layers"], document["sides"]).to_document()
-    if [*document["sides"]] == ["image"]:
-        section["columns"] = [column | IMAGE_COLUMN_TEXTS.get(column["key"], {}) for column in section["columns"]]
-    return section
-
-
-IMAGE_COLUMN_TEXTS = {
-    "current": {"help": "Weight on the query patch itself."},
-    "previous": {"label": "left", "help": "Weight on the patch to the left."},
-    "next": {"label": "right", "help": "Weight on the patch to the right."},
-    "first": {"label": "class", "help": "Weight of patches on the class token."},
-    "top_key": {"help": "Mean weight on the most attended patch: near 100% if all patches attend to the same one."},
-    "distance": {"help": "Mean Euclidean distance between query and key patches."},
-    "entropy": {"help": "0: all weight on one patch. 3 bits: like a uniform distribution over 8 patches."},
-    "confidence": {"help": "Mean of each patch's maximum weight."},
-}
+    return measure_trace_heads(document["layers"], document["sides"]).to_document()
 
 
 def measure_trace_heads(layers: Iterable[Mapping[str, Any]], sides: Mapping[str, Mapping[str, Any]]) -> HeadStatsReport:
@@ -606,11 +564,9 @@ def measure_trace_heads(layers: Iterable[Mapping[str, Any]], sides: Mapping[str,
         accumulators[layer["path"]] = accumulator = HeadAccumulator(weights.shape[0])
         if weights.numel():
             accumulator.observe(weights[None], categories[kind].select_rows(rows))
-    source = sides.get("source") or next(iter(sides.values()), {})
-    names = TIME_NAMES if source.get("audio") else PATCH_NAMES if source.get("image") else SELF_ATTENTION_NAMES
     # A decoder-only model reads its text, so that its tokens are not named as decoder inputs.
-    described = describe_heads(accumulators, names, names if len(sides) == 1 else DECODER_NAMES)
-    return HeadStatsReport(sentences=1, dataset=f"this {names['text']}", heads=tuple(described))
+    described = describe_heads(accumulators, SELF_ATTENTION_NAMES if len(sides) == 1 else DECODER_NAMES)
+    return HeadStatsReport(sentences=1, dataset="this input", heads=tuple(described))
 
 
 def categorize_layer_keys(
@@ -633,18 +589,16 @@ def categorize_layer_keys(
 
 
 def categorize_patches(categories: KeyCategories, columns: int, num_prefix_tokens: int) -> KeyCategories:
-    """Categories for patches: neighbors are in the same row, distances Euclidean; prefix tokens have no position."""
+    """Categories for patches: neighbors are in the same row; prefix tokens have no position."""
     index = torch.arange(categories.has_choice.shape[1]) - num_prefix_tokens
-    row, column, is_patch = index.div(columns, rounding_mode="floor"), index.remainder(columns), index >= 0
-    both_patches = is_patch[:, None] & is_patch[None]
-    coordinates = torch.stack([row, column], -1).float()
-    same_row = (row[:, None] == row[None]) & both_patches
+    row, is_patch = index.div(columns, rounding_mode="floor"), index >= 0
+    same_row = (row[:, None] == row) & is_patch[:, None] & is_patch
     masks = {
         key: mask & same_row if key in ("previous", "next") else mask for key, mask in categories.category_masks.items()
     }
     if not num_prefix_tokens:
         masks.pop("first")  # a corner of the image
-    return replace(categories, category_masks=masks, distances=torch.cdist(coordinates, coordinates) * both_patches)
+    return replace(categories, category_masks=masks)
 
 
 def build_document_features(tokens: Sequence[Mapping[str, Any]], spelling_ids: dict[str, int]) -> TokenFeatures:

@@ -1,4 +1,4 @@
-"""Figures of heads with matplotlib (extra `viz`), drawn from trace documents: PNG, SVG with text as text, or PDF."""
+"""Figures of a head with matplotlib (extra `viz`), drawn from trace documents: PNG, SVG with text as text, or PDF."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -19,15 +19,13 @@ from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
 DPI = 200
 MAX_WIDTH, MAX_HEIGHT = 16.0, 30.0  # inches
-MAX_CELL_SIZE = 0.27  # inches per token in a large figure
-MAX_PANEL_SIZE = 1.7  # inches of one head in a grid
+MAX_CELL_SIZE = 0.27  # inches per token
 MIN_FONT_SIZE = 3.5  # points; smaller labels are omitted
-MAX_TITLE_LENGTH = 64  # characters
 TEXT_COLOR, SPECIAL_TOKEN_COLOR, GRID_COLOR = "#1a1a1a", "#8a5a00", "#d9d9d9"
 HEATMAP_COLORS = ("#ffffff", "#d6e6f4", "#8fbcdd", "#3a84bd", "#08417c", "#04203f")
 RC_PARAMS: dict[Any, Any] = {
@@ -40,14 +38,6 @@ RC_PARAMS: dict[Any, Any] = {
     "axes.edgecolor": "#9a9a9a",
     "font.size": 9,
 }
-
-QUERY_LABELS = {"target": "output", "decoder_input": "decoder input"}
-
-
-class HeadPanel(NamedTuple):
-    layer: Mapping[str, Any]
-    head: int
-    weights: Tensor  # (Tq, Tk)
 
 
 @contextmanager
@@ -112,63 +102,34 @@ def render_figure(figure: Figure, file_type: str, dpi: int = DPI) -> bytes:
     return content.getvalue()
 
 
-def plot_heads(
-    document: Mapping[str, Any], *, kind: Literal["self", "cross"] | None = None, heads: Sequence[int] | None = None
-) -> Figure:
-    """Plot one head large with its tokens, or several in a grid with a row per layer."""
-    panels = select_panels(document, kind, heads)
-    tokens = {name: [format_token(token) for token in side["tokens"]] for name, side in document["sides"].items()}
-    with plot_context(["".join(words) for words in tokens.values()]):
-        if len(panels) == 1:
-            return plot_heatmap(document, panels[0])
-        return plot_head_grid(document, panels)
-
-
-def select_panels(document: Mapping[str, Any], kind: str | None, heads: Sequence[int] | None) -> list[HeadPanel]:
-    panels = []
-    for layer in document["layers"]:
-        if kind in (None, layer["kind"]):
-            weights = unpack_weights(layer, len(document["sides"][layer["keys"]]["tokens"]))
-            chosen = [head for head in range(len(weights)) if heads is None or head in heads]
-            panels += [HeadPanel(layer, head, weights[head]) for head in chosen]
-    if not panels:
-        paths = ", ".join(layer["path"] for layer in document["layers"]) or "none"
-        selection = (f"{kind}-attention" if kind else "any layer") + (f", heads {list(heads)}" if heads else "")
-        raise AttentError(f"no head matches {selection}; the layers are: {paths}")
-    if not all(panel.weights.numel() for panel in panels):
+def plot_head(document: Mapping[str, Any], path: str, head: int) -> Figure:
+    """Plot the weights of a head of the layer at this module path, with its tokens."""
+    layer = next(layer for layer in document["layers"] if layer["path"] == path)
+    sides = {name: document["sides"][layer[name]] for name in ("queries", "keys")}
+    weights = unpack_weights(layer, len(sides["keys"]["tokens"]))[head]
+    if not weights.numel():
         raise AttentError("there must be tokens on both sides, but there are none; give another sentence")
-    return panels
-
-
-def describe_layer(layer: Mapping[str, Any]) -> str:
-    name = "cross-attention" if layer["kind"] == "cross" else "self-attention"
-    return name if layer["stack"] == "model" else f"{layer['stack']} {name}"
-
-
-def format_title(text: str) -> str:
-    text = " ".join(escape_invisible(text.replace("\n", " ")).split())
-    return text if len(text) <= MAX_TITLE_LENGTH else text[: MAX_TITLE_LENGTH - 1] + "…"
-
-
-def plot_heatmap(document: Mapping[str, Any], panel: HeadPanel) -> Figure:
-    rows, columns = panel.weights.shape
-    title = f"{describe_layer(panel.layer)}, layer {panel.layer['layer']}, head {panel.head}"
+    kind = "cross-attention" if layer["kind"] == "cross" else "self-attention"
+    name = kind if layer["stack"] == "model" else f"{layer['stack']} {kind}"
+    rows, columns = weights.shape
     size = min(MAX_CELL_SIZE, (MAX_WIDTH - 3) / max(rows, columns))
-    figure = create_figure(columns * size + 2.3, rows * size + 1.9)
-    axes = figure.subplots()
-    image = draw_heatmap(axes, panel.weights, vmax=max(0.1, float(panel.weights.max())))
-    label_axes(axes, document, panel.layer, size)
-    axes.set_title(title, pad=12)
-    bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2.5 / (rows * size)), aspect=18, pad=0.02)
-    bar.set_label("attention weight")
-    bar.outline.set_visible(False)
+    with plot_context(format_token(token) for side in sides.values() for token in side["tokens"]):
+        figure = create_figure(columns * size + 2.3, rows * size + 1.9)
+        axes = figure.subplots()
+        image = draw_heatmap(axes, weights)
+        label_axes(axes, sides["keys"], sides["queries"], size)
+        axes.set_title(f"{name}, layer {layer['layer']}, head {head}", pad=12)
+        bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2.5 / (rows * size)), aspect=18, pad=0.02)
+        bar.set_label("attention weight")
+        bar.outline.set_visible(False)
     return figure
 
 
-def draw_heatmap(axes: Axes, weights: Tensor, vmax: float) -> Any:
+def draw_heatmap(axes: Axes, weights: Tensor) -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     shades = LinearSegmentedColormap.from_list("attent", HEATMAP_COLORS)
+    vmax = max(0.1, float(weights.max()))
     image = axes.imshow(weights.numpy(), cmap=shades, vmin=0, vmax=vmax, interpolation="nearest")
     axes.set_aspect("equal")
     axes.set_xticks([])
@@ -176,9 +137,8 @@ def draw_heatmap(axes: Axes, weights: Tensor, vmax: float) -> Any:
     return image
 
 
-def label_axes(axes: Axes, document: Mapping[str, Any], layer: Mapping[str, Any], size: float) -> None:
+def label_axes(axes: Axes, keys: Mapping[str, Any], queries: Mapping[str, Any], size: float) -> None:
     font_size = min(9.0, size * 72 * 0.62)
-    keys, queries = (document["sides"][layer[name]] for name in ("keys", "queries"))
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     set_token_ticks(axes.xaxis, keys["tokens"], font_size, rotation=60)
@@ -204,51 +164,3 @@ def set_token_ticks(axis: Any, tokens: Sequence[Mapping[str, Any]], font_size: f
         text.set_style("italic" if token["special"] else "normal")
         if rotation:
             text.set(rotation=rotation, ha="left", va="bottom", rotation_mode="anchor")
-
-
-def plot_head_grid(document: Mapping[str, Any], panels: Sequence[HeadPanel]) -> Figure:
-    blocks: dict[str, dict[str, list[HeadPanel]]] = {}
-    for panel in panels:
-        blocks.setdefault(describe_layer(panel.layer), {}).setdefault(panel.layer["path"], []).append(panel)
-    columns = max(len(row) for block in blocks.values() for row in block.values())
-    rows = []  # of the width of a panel
-    for block in blocks.values():
-        num_queries, num_keys = next(iter(block.values()))[0].weights.shape
-        rows.append(len(block) * min(2.0, max(0.5, num_queries / num_keys)))
-    size = min(MAX_PANEL_SIZE, (MAX_WIDTH - 1.5) / columns, (MAX_HEIGHT - 1.2 * len(blocks)) / sum(rows))
-    heights = [count * (size + 0.15) + 0.9 for count in rows]
-    figure = create_figure(columns * (size + 0.1) + 1.5, sum(heights) + 0.3)
-    parts = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for part, (name, block) in zip(parts, blocks.items(), strict=True):
-        draw_layer_group(part, document, name, list(block.values()), size)
-    figure.suptitle(format_title(document.get("title", "")), fontsize=11)
-    return figure
-
-
-def draw_layer_group(
-    part: SubFigure, document: Mapping[str, Any], name: str, rows: Sequence[Sequence[HeadPanel]], size: float
-) -> None:
-    part.suptitle(name, fontsize=9.5, fontweight="bold", color="#333333")
-    grid = part.subplots(len(rows), max(map(len, rows)), squeeze=False)
-    for axes in grid.flat:
-        axes.set_axis_off()
-    for line, panels in enumerate(rows):
-        for column, panel in enumerate(panels):
-            axes = grid[line, column]
-            axes.set_axis_on()
-            image = draw_heatmap(axes, panel.weights, vmax=1.0)
-            axes.set_title(f"layer {panel.layer['layer']}, head {panel.head}", fontsize=6.5, pad=2.5, color="#555555")
-            # Only the left and bottom panels are labeled: all panels of a group have the same tokens.
-            font_size = min(7.0, size / max(panel.weights.shape) * 72 * 0.72)
-            queries, keys = (document["sides"][panel.layer[name]]["tokens"] for name in ("queries", "keys"))
-            if column == 0:
-                set_token_ticks(axes.yaxis, queries, font_size)
-                axes.set_ylabel(QUERY_LABELS.get(panel.layer["queries"], ""), fontsize=6, color="#777777")
-            if line == len(rows) - 1:
-                set_token_ticks(axes.xaxis, keys, font_size)
-                for text in axes.get_xticklabels():
-                    text.set_rotation(90)
-            axes.tick_params(length=0, pad=1.5)
-    bar = part.colorbar(image, ax=grid, aspect=30, shrink=min(1.0, 2.0 / (size * len(rows))), pad=0.01)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=7, length=2)

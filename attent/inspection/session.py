@@ -161,17 +161,13 @@ def measure_head_stats(
     notify: Callable[[str], None],
     warn: Callable[[str], None] = warnings.warn,
 ) -> None:
-    """Measure head statistics on parallel text; the folder keeps those of the most sentences."""
+    """Measure head statistics on parallel text; the folder keeps them."""
     test_set = read_test_set(data, languages, warn)
     pairs = [pair for pair in zip(test_set.sources, test_set.references, strict=True) if all(pair)][:limit]
     notify(f"measuring head statistics on {len(pairs):,} pairs ...")
-    stored = (inspector.head_stats or {}).get("sentences", 0)
     dataset = ", ".join(Path(name).name for name in test_set.name.split(", "))
     stats = head_stats.measure_heads(inspector.translator, pairs, to=to, dataset=dataset)
     inspector.head_stats = stats.to_document()
-    if stored > stats.sentences:
-        notify(f"{head_stats.HEAD_STATS_FILE} was measured on {stored:,} sentences and is not replaced")
-        return
     try:
         with explain_save_errors(folder.expanduser(), "head statistics"):
             head_stats.save_head_stats(folder.expanduser(), stats)
@@ -250,38 +246,31 @@ class Inspection:
         write_output(Path(path), render_page(self.document).encode())
 
     def plot(
-        self,
-        layer: int | str | None = None,
-        head: int | Sequence[int] | None = None,
-        *,
-        kind: trace.AttentionKind | None = None,
-        all_kinds: bool = False,
+        self, layer: int | str | None = None, head: int | None = None, *, kind: trace.AttentionKind | None = None
     ) -> Figure:
-        """Return a matplotlib figure: one head large, or several in a grid.
+        """Return a matplotlib figure of one head: of those selected, the one that aligns best.
 
-        layer      number from 0, or a path such as "decoder.blocks.2.cross_attn"; None: all
-        head       number or numbers, from 0; None: all
-        kind       self or cross; None: only cross-attention, if there is any and all_kinds is false
+        layer      number from 0, or a path such as "decoder.blocks.2.cross_attn"; None: any
+        head       number from 0; None: any
+        kind       self or cross; None: cross-attention, if there is any
         """
-        from attent.inspection.plots import plot_heads
+        from attent.inspection.plots import plot_head
 
-        heads = [head] if isinstance(head, int) else list(head or ())
         layers = [each for each in self.document["layers"] if layer in (None, each["layer"], each["path"])]
-        if not layers:
-            raise AttentError(f"no attention was recorded in layer {layer!r}; recorded: {', '.join(self.attention)}")
-        if not (kind or all_kinds) and any(each["kind"] == "cross" for each in layers):
-            kind = "cross"
-        paths = [each["path"] for each in layers if kind in (None, each["kind"])]
-        document = self.label_rows(paths[0], heads[0]) if len(paths) == 1 == len(heads) else self.document
-        layers = [each for each in document["layers"] if each["path"] in paths]
-        return plot_heads(document | {"layers": layers}, kind=kind, heads=heads or None)
+        kinds = [kind] if kind else ["cross", "self"]
+        groups = ([each["path"] for each in layers if each["kind"] == name] for name in kinds)
+        path, index = self.select_head(next(filter(None, groups), []), head)
+        return plot_head(self.label_rows(path, index), path, index)
 
-    def select_head(self) -> tuple[str, int]:
-        """Return the recorded cross-attention head that aligns best."""
-        recorded = {layer["path"] for layer in self.document["layers"] if layer["kind"] == "cross"}
-        candidates = [entry for entry in self.document["head_stats"]["heads"] if entry["path"] in recorded]
+    def select_head(self, paths: Sequence[str] | None = None, head: int | None = None) -> tuple[str, int]:
+        """Return the head that aligns best: of these layers, or of those with cross-attention."""
+        if paths is None:
+            paths = [layer["path"] for layer in self.document["layers"] if layer["kind"] == "cross"]
+        entries = self.document["head_stats"]["heads"]
+        candidates = [entry for entry in entries if entry["path"] in paths and head in (None, entry["head"])]
         if not candidates:
-            raise AttentError("there must be a recorded head of cross-attention, but there is none; record others")
+            recorded = ", ".join(self.attention)
+            raise AttentError(f"no head of this layer, number and kind was recorded; recorded: {recorded}")
 
         def rate_head(entry: dict[str, Any]) -> tuple[float, float]:
             """Alignment weighted by confidence: diffuse heads link at random."""

@@ -65,10 +65,7 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 
 def read_model_type(path: Path) -> str:
-    model_type, folder = hf_folder.read_json(path).get("model_type"), path.parent
-    if model_type is None and (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json")):
-        advice = "give its original, with which `attent translate` uses CTranslate2 by itself"
-        raise FolderError(f"{folder}: is a CTranslate2 model, which cannot be converted back; {advice}")
+    model_type = hf_folder.read_json(path).get("model_type")
     if model_type is None:
         advice = "give a folder that attent or transformers has saved"
         raise FolderError(f'{path}: must have "format": "attent" or a `model_type`, but has neither; {advice}')

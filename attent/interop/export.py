@@ -140,23 +140,12 @@ def write_hf(model: Model, tokenizer: Tokenizer | None, extra_files: Mapping[str
     if family == "marian":
         assert tokenizer is not None
         write_files(folder, build_marian_tokenizer(tokenizer, folder))
-        return f"{name}, with its tokenizer{describe_marian_differences(tokenizer)}"
+        return f"{name}, with its tokenizer"
     write_files(folder, {name: content for name, content in extra_files.items() if name in list_kept_files(model)})
     # A tokenizer trained by attent is a SentencePiece model without a class in transformers.
     is_ours = tokenizer is not None and tokenizer.is_own and tokenizer.joint
     note = " file, unchanged; load it with the package sentencepiece" if is_ours else ""
     return f"{name}{describe_tokenizer(model, tokenizer)}{note}"
-
-
-def describe_marian_differences(tokenizer: Tokenizer) -> str:
-    """How `MarianTokenizer` differs from ours, measured on 1,000 lines of many scripts."""
-    if not {"tokenizer.model", "source.model"} & tokenizer.files.keys():
-        return ""
-    exceptions = "text with `▁`, U+001A or a special token such as </s>"
-    text = f"; MarianTokenizer gives the same ids, except for {exceptions}, and strips the space around decoded text"
-    tags = tokenizer.source.tags
-    # After the tag, a space would be a token, which the model was not trained with.
-    return f"{text}; put >>{tags[0]}<< before the text to choose a language, without a space" if tags else text
 
 
 def build_marian_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, bytes]:

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from attent.interop import conversion, hf_folder
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping
-from attent.interop.hf_folder import Device, LazyTensor, StrPath
+from attent.interop.hf_folder import Device, StrPath
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
-from attent.nn import SinusoidalConfig, StackConfig, make_sinusoids
-from attent.storage.errors import AttentError, FolderError
+from attent.nn import SinusoidalConfig, StackConfig
+from attent.storage.errors import AttentError
 
 SOURCE = "model.encoder.embed_tokens.weight"
 TARGET = "model.decoder.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 LOGITS_BIAS = "final_logits_bias"
 SHARED = "model.shared.weight"  # stands for all of the embeddings that are tied
-POSITION_TABLES = tuple(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))  # in some files
+POSITION_TABLES = tuple(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))  # of sinusoids
 
 
 LAYER_MAPPINGS = conversion.read_mappings("marian", "layers")
@@ -120,25 +120,11 @@ def build_stack(keys: SharedKeys, side: str, where: Path, **family_fields: Any) 
 
 
 def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Seq2Seq:
-    opened = OpenFolder.open(folder, CONFIG_KEYS, ["encoder_layers", "decoder_layers"])
-    for name in filter(opened.stored.__contains__, POSITION_TABLES):
-        check_sinusoids(opened.stored[name], opened.keys.d_model, opened.weights_path)
-    stored = {name: tensor for name, tensor in opened.stored.items() if name not in POSITION_TABLES}
-    opened, share = resolve_ties(replace(opened, stored=stored), opened.keys.share_encoder_decoder_embeddings)
-    has_bias = LOGITS_BIAS in stored
+    opened = OpenFolder.open(folder, CONFIG_KEYS, ["encoder_layers", "decoder_layers"], ignored_tensors=POSITION_TABLES)
+    opened, share = resolve_ties(opened, opened.keys.share_encoder_decoder_embeddings)
+    has_bias = LOGITS_BIAS in opened.stored
     config = to_config(opened.keys, share=share, output_bias=has_bias, where=opened.config_path)
     return opened.load_into(build_empty(config), TENSOR_MAPPINGS, dtype, device)
-
-
-def check_sinusoids(stored: LazyTensor, width: int, where: Path) -> None:
-    if len(stored.shape) != 2 or stored.shape[1] != width:
-        raise FolderError(f"{where}: `{stored.name}` must be (positions, {width}), but is {tuple(stored.shape)}")
-    theirs = stored.read()
-    errors = (theirs.float() - make_sinusoids(torch.arange(len(theirs)), width, "halves")).abs()
-    worst = float(errors.max()) if len(theirs) else 0.0
-    if not worst <= max(1e-5, torch.finfo(theirs.dtype).eps):
-        problem = f"`{stored.name}` must hold the sinusoids of Marian, but differs from them by up to {worst:.2g}"
-        raise FolderError(f"{where}: {problem}; learned or other positions are not supported for Marian")
 
 
 def resolve_ties(opened: OpenFolder[KeysT], share: bool) -> tuple[OpenFolder[KeysT], bool]:

@@ -4,9 +4,7 @@ The encoder is that of `vit`, the decoder that of `bert` or `gpt2`: tensors behi
 config.json. Here are the cross-attention, the projection between widths, and the decoder's first and last token.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from attent.models import CausalConfig, EncoderConfig, Seq2Seq, Seq2SeqConfig, V
 from attent.models.folder import check_tensors
 from attent.models.pruning import restore_heads
 from attent.nn import ImageConfig, LearnedConfig
-from attent.storage.errors import AttentError, FolderError
+from attent.storage.errors import FolderError
 
 FAMILY = "VisionEncoderDecoder"
 ARCHITECTURE = "VisionEncoderDecoderModel"
@@ -243,25 +241,12 @@ def split_config(config: Seq2SeqConfig) -> tuple[VisionConfig, EncoderConfig | C
     else:
         stack = replace(decoder, causal=False, cross_attention=False)
         text = EncoderConfig(vocab=config.output_vocab, stack=stack, masked_lm=True)
-    with name_stack("encoder"):
-        vit.check_expressible(vision)
-    with name_stack("decoder"):
-        bert.check_expressible(text) if isinstance(text, EncoderConfig) else gpt2.check_expressible(text)
+    vit.check_expressible(vision)
+    bert.check_expressible(text) if isinstance(text, EncoderConfig) else gpt2.check_expressible(text)
     joined = join_configs(vision, text, config.start_id, config.end_id)
     names = ("tie_output", "output_bias", "output_transform", "scale_embeddings", "scale_output")
     conversion.check_fields(config, FAMILY, {name: getattr(joined, name) for name in names})
     return vision, text
-
-
-@contextmanager
-def name_stack(side: str) -> Iterator[None]:
-    """An error names the fields of a stack after the side that it is of, and this format instead of its sides'."""
-    try:
-        yield
-    except ValueError as error:
-        problem = re.sub("for a .* model, but", f"for a {FAMILY} model, but", str(error).partition(";")[0])
-        advice = f"keep it as an attent folder, or train with --from a {FAMILY} folder"
-        raise AttentError(f"{problem.replace('`stack.', f'`{side}.')}; {advice}") from None
 
 
 def to_hf_config(

@@ -19,6 +19,9 @@ FAMILY = "ViT"
 ARCHITECTURES = ("ViTForImageClassification", "ViTModel")
 PREPROCESSOR_FILE = "preprocessor_config.json"
 RESAMPLE_MODES: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+REQUIRED_PREPROCESSING = {
+    "do_resize": True, "do_rescale": True, "do_normalize": True, "do_pad": False, "crop_pct": None,
+}  # fmt: skip
 SHORTEST_EDGE_PREFIX = "CLIP"  # in processors of this name, a single number as `size` means the shorter side
 
 PREFIX = "vit."  # left out where there is no head
@@ -75,22 +78,15 @@ def read_preprocessing(root: Path, channels: int, image: int) -> dict[str, Any]:
     if not where.exists():
         return {"mean": (0.5,), "std": (0.5,), "fit": "squash", "resize_to": None, "resample": "bilinear"}
     data = hf_folder.read_json(where)
-    mean, std = read_normalization(data, channels, where)
-    return {"mean": mean, "std": std, **read_resize_options(data, image, where)}
-
-
-def read_normalization(data: Mapping[str, Any], channels: int, where: Path) -> tuple[tuple[float, ...], ...]:
-    """Return mean and std of pixels from 0 to 1, by channel or for all: (pixel - mean) / std."""
-    # They multiply bytes by a factor; our pixels are from 0 to 1, a factor of 1/255.
-    factor = 1.0
-    if data.get("do_rescale", True):
-        (factor,) = parse_numbers(data.get("rescale_factor", 1 / 255), "rescale_factor", 1, where, is_positive=True)
-    ours = 1.0 if math.isclose(255 * factor, 1.0) else 255 * factor
-    if data.get("do_normalize", True) is False:
-        return (0.0,), (1 / ours,)
+    for key, required in REQUIRED_PREPROCESSING.items():
+        if (actual := data.get(key)) not in (None, required):
+            raise make_key_error(where, key, str(required).lower(), "ViT model", actual)
+    (factor,) = parse_numbers(data.get("rescale_factor", 1 / 255), "rescale_factor", 1, where)
+    if not math.isclose(255 * factor, 1.0, rel_tol=1e-6):  # our pixels are from 0 to 1
+        raise make_key_error(where, "rescale_factor", "1/255", "ViT model", factor)
     mean = parse_numbers(data.get("image_mean", 0.5), "image_mean", channels, where)
     std = parse_numbers(data.get("image_std", 0.5), "image_std", channels, where, is_positive=True)
-    return tuple(value / ours for value in mean), tuple(value / ours for value in std)
+    return {"mean": mean, "std": std, **read_resize_options(data, image, where)}
 
 
 def parse_numbers(value: object, key: str, count: int, where: Path, *, is_positive: bool = False) -> tuple[float, ...]:
@@ -107,11 +103,6 @@ def parse_numbers(value: object, key: str, count: int, where: Path, *, is_positi
 def read_resize_options(data: Mapping[str, Any], image: int, where: Path) -> dict[str, Any]:
     """They resize to `size`, then crop `crop_size` at the center if `do_center_crop`."""
     crops = data.get("do_center_crop") is True
-    for key in ("do_pad", "crop_pct"):
-        if data.get(key):
-            raise FolderError(f"{where}: `{key}` must be left out for preprocessing that attent supports; correct it")
-    if crops and data.get("do_resize") is False:
-        raise FolderError(f"{where}: `do_resize` must be true where `do_center_crop` is, but is false; correct it")
     resample = data.get("resample", 2)
     if isinstance(resample, bool) or not isinstance(resample, int) or resample not in RESAMPLE_MODES:
         known = " or ".join(f"{number} ({name})" for number, name in RESAMPLE_MODES.items())
@@ -127,7 +118,7 @@ def read_resize_options(data: Mapping[str, Any], image: int, where: Path) -> dic
 
 
 def read_size(data: Mapping[str, Any], image: int, where: Path) -> tuple[Literal["crop", "squash"], int]:
-    size = image if data.get("do_resize") is False else data.get("size", image)
+    size = data.get("size", image)
     kind = str(data.get("image_processor_type") or data.get("feature_extractor_type"))
     if isinstance(size, dict) and set(size) == {"shortest_edge"}:
         return "crop", parse_square_size("size", size["shortest_edge"], where)

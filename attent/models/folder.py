@@ -350,11 +350,7 @@ def _explain_missing_manifest(root: Path) -> str:
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
     if WEIGHTS_FILE not in names and pickles:
         return f"{root / pickles[0]}: is a pickle, which can run code and is never opened; get the model as safetensors"
-    if WEIGHTS_FILE in names:
-        return f"{root / MANIFEST_FILE}: is missing, so the weights cannot be verified; copy the whole folder again"
-    if any(name.endswith(NEW_SUFFIX) for name in names):
-        return f"{root}: holds no model yet: the first save into it was interrupted; save again"
-    return f"{root}: holds no model ({MANIFEST_FILE} is missing); give a folder that attent has saved"
+    return f"{root}: holds no complete model ({MANIFEST_FILE} is missing); give a folder that attent has saved"
 
 
 def _find_intact_file(path: Path, entry: ManifestEntry) -> Path:

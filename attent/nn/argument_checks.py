@@ -151,11 +151,9 @@ def check_new_cache(stack: Layers, capacity: int, rows: int | None, memory: Memo
     check_size("beams", beams)
     if not stack.config.causal:
         raise ValueError(CACHE_NEEDS_CAUSAL)
-    if (memory is not None) != stack.config.cross_attention:
-        needed = "given" if stack.config.cross_attention else "None"
-        raise ValueError(f"`memory` must be {needed} for this stack's cache")
-    if (rows is None) == (memory is None):
-        raise ValueError("give `memory`, or for a stack without it `rows`: how many sequences will be cached?")
+    if (memory is not None) != stack.config.cross_attention or (rows is None) == (memory is None):
+        needed = "`memory`" if stack.config.cross_attention else "`rows`, the number of sequences to cache,"
+        raise ValueError(f"give {needed} for this stack's cache, and nothing else")
     if memory is not None and memory.packing is not None:
         raise ValueError("a cache continues one sequence per row: encode padded sentences, not packed ones")
     if memory is not None and memory.lengths is not None:

@@ -106,22 +106,16 @@ class StackConfig:
     def check_remaining_heads(self) -> None:
         if self.remaining_heads is None:
             return
-        if self.kv_heads not in (None, self.heads):
-            raise ValueError(
-                f"`remaining_heads` must be None with grouped-query attention (`kv_heads`={self.kv_heads}), whose "
-                f"heads cannot be removed one by one; leave it out"
-            )
-        shape, lists = [len(layer) for layer in self.remaining_heads], 1 + self.cross_attention
-        if shape != [lists] * self.layers:
-            raise ValueError(
-                f"`remaining_heads` must have {self.layers} layers of {lists} lists of heads each, but has {shape}"
-            )
+        lists = 1 + self.cross_attention
+        is_valid = [len(layer) for layer in self.remaining_heads] == [lists] * self.layers
+        is_valid &= self.kv_heads in (None, self.heads)
         for heads in (heads for layer in self.remaining_heads for heads in layer):
-            if not all(is_count(head) and head < self.heads for head in heads) or list(heads) != sorted(set(heads)):
-                raise ValueError(
-                    f"`remaining_heads` must hold distinct head indices from 0 to {self.heads - 1} in ascending order, "
-                    f"but holds {list(heads)}"
-                )
+            is_valid &= all(is_count(head) and head < self.heads for head in heads) and [*heads] == sorted(set(heads))
+        if not is_valid:
+            raise ValueError(
+                f"`remaining_heads` must have {self.layers} layers of {lists} lists of distinct heads each, from 0 to "
+                f"{self.heads - 1} in ascending order, and no grouped-query attention, but is {self.remaining_heads}"
+            )
 
 
 def find_changes(config: Any, base: Any, prefix: str = "") -> list[str]:

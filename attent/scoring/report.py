@@ -1,6 +1,5 @@
-"""A score report as a page for the terminal (never wrapped), a table for notebooks, and JSON."""
+"""A score report as a page for the terminal (never wrapped), and as JSON."""
 
-import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -63,28 +62,6 @@ class ScoreReport:
 
     def __repr__(self) -> str:
         return "\n".join(line.plain for line in render_page(self, NUM_WORST))
-
-    def _repr_html_(self) -> str:
-        """Return the scores, with the paired test, as a table for notebooks, and the page folded."""
-        page = f"<pre>{html.escape(repr(self))}</pre>"
-        if self.evaluation is None:
-            return page
-        header = ["", "score", "95% interval", *(["baseline", "difference", "p", ""] if self.baseline else [])]
-        rows = [header]
-        for i, score in enumerate(self.evaluation.scores):
-            interval = "" if score.interval is None else " to ".join(f"{limit:.2f}" for limit in score.interval)
-            compared = list_comparison_cells(self.comparisons[i])[2:] if self.baseline else []
-            rows.append([score.title, f"{score.value:.2f}", interval, *compared])
-        kinds = ["th"] + ["td"] * len(self.evaluation.scores)
-        cells = (
-            "".join(f'<{kind} style="text-align: right">{html.escape(cell)}</{kind}>' for cell in row)
-            for kind, row in zip(kinds, rows, strict=True)
-        )
-        table = "".join(f"<tr>{row}</tr>" for row in cells)
-        lines = [line.plain for line in render_header(self)] + ([f"baseline {self.baseline}"] if self.baseline else [])
-        caption = "<br>".join(html.escape(" ".join(line.split())) for line in lines)
-        details = f"<details><summary>signatures, worst sentences</summary>{page}</details>"
-        return f"<small>{caption}</small><table>{table}</table>{details}"
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ class RunMeasurements:
     curve: tuple[tuple[float, float, float], ...]  # of each validation: seconds, FLOPs, BLEU
     by_length: tuple[tuple[str, int, float], ...]  # words of the source, sentences, BLEU
     samples: tuple[ValidationSample, ...]
-    attention: str  # JSON for `plot_heads`: the cross-attention head that aligns best; empty without cross-attention
+    attention: str  # JSON for `plot_head`: the cross-attention head that aligns best; empty without cross-attention
     peak_memory: int | None  # bytes on the GPU during training
     jobs: int = 1  # runs that trained at the same time
 
@@ -403,4 +403,4 @@ def record_attention(folder: Path, source: str, target: str, to: str | None) -> 
         return ""
     document = inspection.label_rows(path, head)
     shown = {"sides": document["sides"], "layers": [layer for layer in document["layers"] if layer["path"] == path]}
-    return json.dumps({"document": shown, "heads": [head]})
+    return json.dumps({"document": shown, "path": path, "head": head})

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 from attent.formatting import escape_markdown, format_bytes, format_duration, format_short, markdown_table
 from attent.inspection.html_page import compute_csp_hash
-from attent.inspection.plots import create_figure, plot_context, plot_heads, save_figure
+from attent.inspection.plots import create_figure, plot_context, plot_head, save_figure
 from attent.storage.atomic import write_output
 from attent.training.comparison import RESULTS_FOLDER, EntryResult
 from attent.training.curves import COLORS, GRID_COLOR
@@ -49,7 +49,7 @@ def draw_figures(results: Sequence[EntryResult], out: Path) -> None:
             save_figure(plot_curves(results), out / "curves.svg")
     for result in results:
         if (attention := result.runs[0].attention) and len(results) <= MAX_DETAILED:
-            save_figure(plot_heads(**json.loads(attention)), out / f"{RESULTS_FOLDER}/{result.runs[0].name}.svg")
+            save_figure(plot_head(**json.loads(attention)), out / f"{RESULTS_FOLDER}/{result.runs[0].name}.svg")
 
 
 def build_blocks(results: Sequence[EntryResult], conditions: str, has_figures: bool) -> Iterator[str]:

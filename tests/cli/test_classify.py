@@ -68,13 +68,13 @@ def test_images_are_classified_and_invalid_files_reported(
     assert "x.png: must be an image, but Pillow does not recognize it" in capsys.readouterr().err
 
 
-def test_a_model_without_labels_is_rejected_before_the_input_is_read(
+def test_a_translator_is_rejected_before_the_input_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_model(tmp_path / "translator", translator(), tokenizer())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     assert main(["classify", str(tmp_path / "translator")]) == 1
-    message = "must be a classifier, but has no labels; train one by --task classify"
+    message = "must be an encoder of texts or images, but is a translator (encoder and decoder); use `attent"
     assert message in capsys.readouterr().err
 
 

@@ -118,14 +118,14 @@ def test_head_statistics_are_measured_and_stored(folder_copy: Path) -> None:
     assert json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"] == first
 
 
-def test_statistics_on_more_pairs_are_kept(folder_copy: Path) -> None:
+def test_statistics_are_replaced(folder_copy: Path) -> None:
     pairs = [f"{source}\t{target}\n" for source, target in zip(*lines(40), strict=True)]
     Path("valid.tsv").write_text("".join(pairs), encoding="utf-8")
     arguments = ["look", str(folder_copy), TEXT, "--to", "de", "--json", "t.json", "--data", "valid.tsv", "--src", "en"]
-    for limit, stored in ((20, 20), (5, 20), (30, 30)):
+    for limit in (20, 5):
         assert cli.main([*arguments, "--tgt", "de", "--limit", str(limit)]) == 0
         assert json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"]["sentences"] == limit
-        assert json.loads((folder_copy / HEAD_STATS_FILE).read_text())["sentences"] == stored
+        assert json.loads((folder_copy / HEAD_STATS_FILE).read_text())["sentences"] == limit
 
 
 def test_damaged_statistics_are_refused(folder_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +185,7 @@ def test_masked_part(folder: Path) -> None:
         (["a", "--mask", "decoder.blocks.9"], "has no part 'decoder.blocks.9'; did you mean decoder.blocks."),
         (["a", "--layer", "9"], "must select an attention layer"),
         (["a", "--to", "fr"], "--to must be one of its target languages"),
-        (["a", "--svg", "a.svg", "--kind", "cross", "--layer", "0", "--head", "9"], "no head matches"),
+        (["a", "--svg", "a.svg", "--kind", "cross", "--layer", "0", "--head", "9"], "no head of this layer"),
     ],
 )
 def test_a_selection_that_the_model_lacks_is_reported(
@@ -230,11 +230,11 @@ def test_values_at_their_limits(flags: dict[str, Any], problem: str | None) -> N
         (None, {"ablate": True}, "--ablate and --prune need parallel text: add --data valid.tsv"),
         ("a", {"ablate": True, "data": ("d",)}, "run on the pairs of --data: leave the sentence out"),
         (None, {"ablate": True, "data": ("d",), "json": "-"}, "run on the pairs of --data: leave --json out"),
-        (None, {"ablate": True, "data": ("d",), "heads": (0,)}, "leave --heads out"),
+        (None, {"ablate": True, "data": ("d",), "head": 0}, "leave --head out"),
         (None, {"layers": (0,)}, "--layers needs a sentence"),
         (None, {"target": "b"}, "--target needs a sentence"),
         (" ", {}, "the sentence must not be empty"),
-        ("a", {"heads": (0,), "png": Path("a.png")}, None),
+        ("a", {"head": 0, "png": Path("a.png")}, None),
         (None, {}, None),
     ],
 )
@@ -329,7 +329,7 @@ def test_second_text(family: dict[str, Path]) -> None:
         ("gpt", ["a", "--text-pair", "b"], "`text_pair` is for text encoders"),
         ("vit", [], "the live page takes text only; name a file: attent look"),
         ("asr", [], "the live page takes text only; name a file: attent look"),
-        ("asr", ["A dog."], "this is a speech model, which takes a file, such as recording.wav, not a sentence"),
+        ("asr", ["A dog."], "A dog.: must be a recording, but does not exist"),
         ("asr", ["a.wav", "--data", "x.tsv"], "--data is for translators, but this is a speech model"),
         ("captioner", ["a.png", "--to", "de"], "has one target language, so --to must be left out"),
         ("vit", ["nowhere.png"], "nowhere.png: must be an image, but cannot be opened"),

@@ -121,10 +121,11 @@ def test_an_empty_folder_is_reported_and_the_others_go_on(
     ("content", "message"),
     [
         (b"", "standard input must be a recording, but is empty"),
-        (b"ID3\x04" + bytes(9_000), "must be WAV or raw samples, but is compressed; convert it"),
-        (b"\xff\xfb\x90\x64" + bytes(9_000), "must be WAV or raw samples, but is compressed"),
-        (b"OggS" + bytes(9_000), "must be WAV or raw samples, but is compressed"),
-        (b"fLaC" + bytes(9_000), "must be WAV or raw samples, but is compressed"),
+        (b"ID3\x04" + bytes(9_000), "must be raw samples of 16 bits at 16,000 Hz, but is an audio file; convert it"),
+        (b"\xff\xfb\x90\x64" + bytes(9_000), "must be raw samples of 16 bits at 16,000 Hz, but is an audio file"),
+        (b"OggS" + bytes(9_000), "must be raw samples of 16 bits at 16,000 Hz, but is an audio file"),
+        (b"RIFF" + bytes(9_000), "must be raw samples of 16 bits at 16,000 Hz, but is an audio file"),
+        (b"fLaC" + bytes(9_000), "must be raw samples of 16 bits at 16,000 Hz, but is an audio file"),
     ],
 )
 def test_growing_input_that_is_no_recording_is_refused(
@@ -137,20 +138,17 @@ def test_growing_input_that_is_no_recording_is_refused(
     assert (captured.out, captured.err.count("\n")) == ("", 1)
 
 
-@pytest.mark.parametrize("is_wav", [True, False])
 def test_standard_input_whole_or_growing(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_wav: bool
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content, speech = io.BytesIO(), make_speech(1.4, 0.9, 0.5)
     soundfile.write(content, np.stack([speech, speech], 1), SAMPLE_RATE, format="WAV")
     expected = Transcriber.load(folder / "asr", device="cpu").transcribe(speech, beam_size=1)
-    if is_wav:
-        monkeypatch.setattr("sys.stdin", Stdin(content.getvalue()))
-        assert run(folder / "asr", "-") == 0
-        whole = capsys.readouterr().out
-        assert abs(len(whole) - len(expected.text)) <= 0.2 * len(whole)  # 16 bits
-    raw = (speech * 2**15).astype("<i2").tobytes()
-    monkeypatch.setattr("sys.stdin", Stdin(content.getvalue() if is_wav else raw))
+    monkeypatch.setattr("sys.stdin", Stdin(content.getvalue()))
+    assert run(folder / "asr", "-") == 0
+    whole = capsys.readouterr().out
+    assert abs(len(whole) - len(expected.text)) <= 0.2 * len(whole)  # 16 bits
+    monkeypatch.setattr("sys.stdin", Stdin((speech * 2**15).astype("<i2").tobytes()))
     assert run(folder / "asr", "--partial") == 0
     assert capsys.readouterr().out.count("\n") == 3
 
@@ -160,15 +158,6 @@ def test_a_growing_recording_is_read_as_it_comes() -> None:
     expected = samples.astype(np.float32) / 2**15
     raw = np.concatenate(list(read_live_audio(io.BufferedReader(io.BytesIO(samples.tobytes() + b"\0")))))  # type: ignore[arg-type]
     assert np.array_equal(raw, expected)  # without half a sample
-    content = io.BytesIO()
-    soundfile.write(content, samples, SAMPLE_RATE, format="WAV", subtype="PCM_16")
-    content.seek(0)
-    assert np.array_equal(np.concatenate(list(read_live_audio(io.BufferedReader(content)))), expected)  # type: ignore[arg-type]
-    content = io.BytesIO()
-    soundfile.write(content, samples, 8_000, format="WAV")
-    content.seek(0)
-    with pytest.raises(ValueError, match=r"must be 16-bit PCM at 16,000 Hz, but has 16 bits at 8,000 Hz; convert it"):
-        list(read_live_audio(io.BufferedReader(content)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +168,6 @@ def test_a_growing_recording_is_read_as_it_comes() -> None:
         (("asr", "audio", "--format", "srt"), 2, "of several recordings needs --output with an existing folder"),
         (("asr", "audio", "--partial"), 2, "--partial reads standard input: leave the recordings out"),
         (("asr", "--partial", "--format", "vtt"), 2, "--partial prints text: leave --format vtt out"),
-        (("asr", "audio", "--max-seconds", "0"), 2, "`--max-seconds` must be 1 or more, but is 0"),
         (("asr", "audio", "--language", "en"), 2, "`--language` and `--task` must be left out: only multilingual"),
         (("asr", "audio", "-o", "nowhere/"), 2, "nowhere/: must be an existing folder, but is not; make the folder"),
         (("asr", "audio", "--patience", "0"), 2, "`--patience` must be 1 or more, but is 0"),
@@ -262,9 +250,9 @@ def test_flags_are_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(Transcriber, "load", load)
     monkeypatch.setattr("attent.cli.transcribe.prepare_loading", lambda *arguments: calls.append(arguments))
     monkeypatch.setattr("sys.stdin", Stdin(b""))
-    flags = "--language de --task translate --dtype float16 --max-seconds 9 --threads 2 --format json".split()
+    flags = "--language de --task translate --dtype float16 --threads 2 --format json".split()
     assert run(tmp_path / "m", tmp_path / "a.wav", *flags) == 1
-    expected = {"device": "cpu", "dtype": "float16", "max_seconds": 9.0, "language": "de", "task": "translate"}
+    expected = {"device": "cpu", "dtype": "float16", "language": "de", "task": "translate"}
     assert calls == [(tmp_path / "m", 2), expected, ([tmp_path / "a.wav"], 1, True)]
     assert run(tmp_path / "m") == 1
     sources, _, word_times = calls[-1]

@@ -455,7 +455,7 @@ def test_a_compressed_file_is_decompressed(
     ]
     assert outputs[0] == outputs[1]
     set_stdin(monkeypatch, packed)
-    assert "must be text, but is gz data; decompress it first" in run_failing(capsys, trained_model, "--to", "de")
+    assert "is it a text file" in run_failing(capsys, trained_model, "--to", "de")
 
 
 # ---- languages -------------------------------------------------------------------------------------------------------

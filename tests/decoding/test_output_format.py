@@ -157,10 +157,3 @@ def test_infinite_and_tiny_numbers() -> None:
 def test_alignments_have_the_pharaoh_format() -> None:
     assert format_pharaoh([(0, 0), (1, 2), (10, 3)]) == "0-0 1-2 10-3"
     assert format_pharaoh([]) == ""
-
-
-def test_invalid_formats_are_rejected() -> None:
-    with pytest.raises(ValueError, match="must be one of text, json, tsv, but is 'xml'"):
-        format_lines(type="xml")
-    with pytest.raises(ValueError, match="must be 1 for alignments"):
-        format_lines(alignment="hard", n_best=2)

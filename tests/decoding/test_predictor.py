@@ -10,12 +10,9 @@ import torch
 import attent
 from attent.decoding.mask_tokens import MaskedText, MaskTokens
 from attent.decoding.predictor import Predictor
-from attent.models import Seq2SeqConfig
-from attent.models.config import mirror_encoder
-from attent.nn import StackConfig
 from attent.text.tokenizer import Tokenizer
 from attent.text.vocabulary import SentencePieceVocabulary
-from tests.decoding.encoder_models import bert_folder, causal_lm, encoder, sentencepiece, vision_model
+from tests.decoding.encoder_models import bert_folder, encoder, sentencepiece, vision_model
 from tests.text.imported_tokenizers import sentencepiece_model
 
 TEXTS = ["The [MASK] sat.", "A dog [MASK] in the [MASK], and the bird sang!", "un[MASK]", "[MASK]", "the dog ([MASK])"]
@@ -177,20 +174,6 @@ def test_long_texts_are_truncated_with_one_message(ours: Tokenizer) -> None:
         predictor.fill(["A [MASK]", long + "[MASK]"])
 
 
-def test_any_text_model_gives_embeddings(ours: Tokenizer) -> None:
-    model = causal_lm(ours)
-    vectors = Predictor(model, ours).embed(["The cat sat.", "a"])
-    ids = torch.tensor([[*ours.source.prefix_ids, *ours.source.encode(["The cat sat."])[0]]])
-    assert torch.allclose(vectors[0], model.compute_states(ids)[0].mean(0), atol=1e-5)
-    with pytest.raises(ValueError, match="has no class token"):
-        Predictor(model, ours).embed(["a"], pooling="class")
-    stack = StackConfig(layers=1, width=16, heads=2, ffn_width=32)
-    config = Seq2SeqConfig(vocab=ours.source.size, encoder=stack, decoder=mirror_encoder(stack))
-    translator = attent.build(config).eval()
-    assert Predictor(translator, ours).embed(["The cat sat.", "a"]).shape == (2, 16)
-    assert Predictor(translator, ours).embed([]).shape == (0, 16)
-
-
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
@@ -223,8 +206,6 @@ def test_a_model_without_the_head_says_how_to_get_one(ours: Tokenizer) -> None:
         bare.classify(["The cat"])
     with pytest.raises(ValueError, match="must be a masked language model"):
         Predictor(vision_model(), None).fill(["The [MASK]"])
-    with pytest.raises(ValueError, match="must be a classifier"):
-        Predictor(causal_lm(ours), ours).classify(["The cat"])
 
 
 def test_invalid_inputs_raise_an_error(ours: Tokenizer) -> None:
@@ -283,10 +264,6 @@ def test_whitespace_around_a_text_changes_nothing(ours: Tokenizer) -> None:
     assert torch.equal(predictor.embed([padded]), predictor.embed([plain]))
     assert predictor.classify([padded]) == predictor.classify([plain])
     assert predictor.fill([padded])[0].masks == predictor.fill([plain])[0].masks
-    causal_predictor = Predictor(causal_lm(ours), ours)
-    assert not torch.equal(
-        causal_predictor.embed([padded]), causal_predictor.embed([plain])
-    )  # a causal model reads spaces
 
 
 def test_a_single_string_raises_an_error(ours: Tokenizer) -> None:

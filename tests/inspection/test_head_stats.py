@@ -84,7 +84,6 @@ def test_previous_token_head() -> None:
     assert head.values.previous == 1
     assert (head.values.next, head.values.end, head.values.first) == (0, 0, 0)
     assert head.values.current == pytest.approx(1 / 8)  # the first token has no previous token
-    assert head.values.distance == pytest.approx(7 / 8)
     assert head.values.entropy == 0
     assert head.values.normalized_entropy == 0
     assert head.values.confidence == 1
@@ -140,10 +139,7 @@ def test_local_head() -> None:
 
 
 def test_one_key_for_all_queries_differs_from_one_key_per_query() -> None:
-    assert (
-        measure_self(attend_to([4] * 8, 8)).description
-        == "attends to one token of the sentence from every position (100%)"
-    )
+    assert measure_self(attend_to([4] * 8, 8)).description == "attends to one token from every position (100%)"
     scattered = measure_self(attend_to([4, 3, 0, 1, 2, 0, 3, 2], 8))
     assert scattered.description == "attends to one token by content, not position (0.0 bits)"
 
@@ -203,7 +199,7 @@ def test_alignment_on_output() -> None:
     assert head.values.aligned_on_output == 1
     assert head.values.aligned_on_input == 1  # the end token makes no link
     assert head.values.alignment == 1
-    assert head.values.current is head.values.previous is head.values.distance is None
+    assert head.values.current is head.values.previous is None
     assert head.description == "aligns when the word is the output (100% mutual links)"
 
 
@@ -300,7 +296,6 @@ def look(
         share["current"] = [q]
         share["previous"] = [q - 1] if q > 1 else []
         share["next"] = [q + 1] if q + 1 in visible and keys[q + 1] != vocabulary.end else []
-        values.setdefault("distance", []).append(sum(line[k] * abs(q - k) for k in visible))
     for key, positions in share.items():
         if positions:
             values.setdefault(key, []).append(sum(line[k] for k in positions))
@@ -359,7 +354,7 @@ def test_one_pair_equals_its_document() -> None:
     found = measure_document_heads(build_trace_document(trace, sides))
     expected = measure_heads(Translator(toy, of), PAIRS[:1]).to_document()
     assert found["columns"] == expected["columns"]
-    assert (found["sentences"], found["dataset"]) == (1, "this sentence")
+    assert (found["sentences"], found["dataset"]) == (1, "this input")
     for entry, other in zip(found["heads"], expected["heads"], strict=True):
         assert (entry["path"], entry["head"]) == (other["path"], other["head"])
         assert entry["values"] == pytest.approx(other["values"], abs=3e-4)
@@ -419,7 +414,6 @@ def test_queries_of_very_long_texts_are_sampled(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "MAX_QUERY_ROWS", 4)
     head = measure_self(attend_to([0, 0, 1, 2, 3, 4, 5, 6], 8))  # 0, 2, 4 and 6 are asked
     assert head.values.previous == 1
-    assert head.values.distance == pytest.approx(3 / 4)
     assert cross(attend_to([4] * 8, 5), SENTENCE, SOURCE).values.alignment is None
 
 
@@ -427,7 +421,7 @@ def test_layers_without_heads_and_empty_texts() -> None:
     assert measure_trace_heads([layer(torch.zeros(0, 8, 8))], {"a": side(SENTENCE)}).heads == ()
     assert measure_trace_heads([], {}).to_document() == {
         "sentences": 1,
-        "dataset": "this sentence",
+        "dataset": "this input",
         "columns": [],
         "heads": [],
     }
@@ -507,7 +501,7 @@ def test_copying_head_without_alignable_words() -> None:
 
 def test_one_key_for_a_sentence_is_described_however_sharp() -> None:
     values = module.HeadValues(current=0.08, next=0.08, top_key=0.71, entropy=0.6, normalized_entropy=0.16)
-    assert module.describe_self_attention(values) == "attends to one token of the sentence from every position (71%)"
+    assert module.describe_self_attention(values) == "attends to one token from every position (71%)"
 
 
 def test_single_words_are_not_aligned() -> None:
@@ -530,7 +524,7 @@ def test_single_words_are_not_aligned() -> None:
         ({"normalized_entropy": 0.9, "entropy": 1.8}, "uniform attention (1.8 bits of 2.0)"),
         ({"normalized_entropy": 0.8, "entropy": 1.6}, "diffuse attention (1.6 bits of 2.0)"),
         ({"normalized_entropy": 0.79, "entropy": 1.58}, "mixed: 1.6 bits of 2.0"),
-        ({"top_key": 0.5}, "attends to one token of the sentence from every position (50%)"),
+        ({"top_key": 0.5}, "attends to one token from every position (50%)"),
         (
             {"normalized_entropy": 0.15, "entropy": 0.3, "top_key": 0.49},
             "attends to one token by content, not position (0.3 bits of 2.0)",

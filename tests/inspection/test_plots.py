@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,7 +16,7 @@ from attent.inspection.attention_trace import build_layer
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'attent[viz]'")
 
 from attent.inspection import plots
-from attent.inspection.plots import plot_heads, save_figure
+from attent.inspection.plots import plot_head, save_figure
 
 SOURCE = ["A", "man", "rides", "a", "bike", "."]
 TARGET = ["Ein", "Mann", "fährt", "Rad", "."]
@@ -51,10 +49,6 @@ def texts(path: Path) -> list[str]:
     return ["".join(item.itertext()) for item in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def select_layers(document: dict[str, Any], pattern: str) -> dict[str, Any]:
-    return document | {"layers": [layer for layer in document["layers"] if fnmatch(layer["path"], pattern)]}
-
-
 def draw_texts(figure: Any, folder: Path) -> list[str]:
     save_figure(figure, folder / "figure.svg")
     return texts(folder / "figure.svg")
@@ -70,65 +64,31 @@ def pixels(path: Path) -> Any:
 
 
 def test_one_head_is_labeled_on_both_sides(tmp_path: Path) -> None:
-    labels = draw_texts(plot_heads(select_layers(document(), "decoder.blocks.1.cross_attn"), heads=[1]), tmp_path)
+    labels = draw_texts(plot_head(document(), "decoder.blocks.1.cross_attn", 1), tmp_path)
     assert set(SOURCE) | set(TARGET) | {"‹end›", "source", "translation", "attention weight"} <= set(labels)
     assert "decoder cross-attention, layer 1, head 1" in labels
     assert labels.count(".") == 2
 
 
-def test_grid_has_every_head_and_labels_once(tmp_path: Path) -> None:
-    labels = draw_texts(plot_heads(document()), tmp_path)
-    assert sum(bool(re.fullmatch(r"layer \d, head \d", text)) for text in labels) == 8
-    assert {"encoder self-attention", "decoder cross-attention", "A man rides a bike."} <= set(labels)
-    assert labels.count("Mann") == 2  # on the left of both layers
-
-
-def test_kinds_layers_and_heads_can_be_selected(tmp_path: Path) -> None:
-    labels = draw_texts(plot_heads(document(), kind="cross", heads=[1]), tmp_path)
-    assert [text for text in labels if text.startswith("layer")] == [
-        f"layer {layer}, head {head}" for layer in (0, 1) for head in (1,)
-    ]
-    labels = draw_texts(plot_heads(select_layers(document(), "encoder.*"), heads=[1]), tmp_path)
-    assert "decoder cross-attention" not in labels
-
-
 def test_tokens_are_literal_text(tmp_path: Path) -> None:
-    subset = document(HOSTILE, HOSTILE, layers=1)
-    subset["title"] = "$\\broken{$ </title> \x1b & <b>"
-    labels = draw_texts(plot_heads(select_layers(subset, "decoder.blocks.0.cross_attn"), heads=[0]), tmp_path)
+    labels = draw_texts(plot_head(document(HOSTILE, HOSTILE, layers=1), "decoder.blocks.0.cross_attn", 0), tmp_path)
     for word in ("</text><script>", "$x^2$", "a&b", '"quoted"', "\\frac{1}{2}", "$", "\\x1b[31m"):
         assert labels.count(word) == 2
-    assert "$\\broken{$ </title> \\x1b & <b>" in draw_texts(plot_heads(subset, kind="cross"), tmp_path)
 
 
 def test_special_tokens_differ(tmp_path: Path) -> None:
-    save_figure(plot_heads(select_layers(document(), "decoder.blocks.0.cross_attn"), heads=[0]), tmp_path / "a.svg")
+    save_figure(plot_head(document(), "decoder.blocks.0.cross_attn", 0), tmp_path / "a.svg")
     root = ElementTree.fromstring((tmp_path / "a.svg").read_bytes())
     styles = {"".join(e.itertext()): e.get("style", "") for e in root.iter("{http://www.w3.org/2000/svg}text")}
     assert plots.SPECIAL_TOKEN_COLOR in styles["‹end›"]
     assert plots.SPECIAL_TOKEN_COLOR not in styles["Mann"]
 
 
-def test_long_titles_are_truncated_and_long_texts_unlabeled(tmp_path: Path) -> None:
-    words = [f"w{position}" for position in range(180)]
-    subset = document(words, words, layers=1)
-    subset["title"] = "long " * 40
-    labels = draw_texts(plot_heads(subset), tmp_path)
-    assert "w17" not in labels
-    assert max(map(len, labels)) <= plots.MAX_TITLE_LENGTH
-
-
-def test_titles_are_cut_beyond_their_length() -> None:
-    assert plots.format_title("x" * 64) == "x" * 64
-    assert plots.format_title("x" * 65) == "x" * 63 + "…"
-    assert plots.format_title(" a\n b\x1b ") == "a b\\x1b"
-
-
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def test_png_is_not_blank(tmp_path: Path) -> None:
-    figure = plot_heads(select_layers(document(), "decoder.blocks.0.cross_attn"), heads=[0])
+    figure = plot_head(document(), "decoder.blocks.0.cross_attn", 0)
     save_figure(figure, tmp_path / "a.png")
     image = pixels(tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -145,7 +105,7 @@ def test_larger_weights_are_darker(tmp_path: Path) -> None:
     subset["layers"] = [
         build_layer("decoder.blocks.0.cross_attn", ("target", "source"), weights, causal=False, scale=1.0)
     ]
-    figure = plot_heads(subset)
+    figure = plot_head(subset, "decoder.blocks.0.cross_attn", 0)
     (image,) = figure.axes[0].images
     assert image.get_array().tolist() == weights[0].tolist()
     dark, light = (sum(image.cmap(image.norm(value))[:3]) for value in (1.0, 0.0))
@@ -156,7 +116,7 @@ def test_larger_weights_are_darker(tmp_path: Path) -> None:
 def test_figures_are_reproducible(ending: str, tmp_path: Path) -> None:
     for name in ("a", "b"):
         save_figure(
-            plot_heads(select_layers(document(), "decoder.blocks.0.cross_attn"), heads=[0]),
+            plot_head(document(), "decoder.blocks.0.cross_attn", 0),
             tmp_path / f"{name}.{ending}",
         )
     assert (tmp_path / f"a.{ending}").read_bytes() == (tmp_path / f"b.{ending}").read_bytes()
@@ -164,7 +124,7 @@ def test_figures_are_reproducible(ending: str, tmp_path: Path) -> None:
 
 
 def test_unknown_suffix_is_rejected(tmp_path: Path) -> None:
-    figure = plot_heads(select_layers(document(), "decoder.blocks.0.cross_attn"), heads=[0])
+    figure = plot_head(document(), "decoder.blocks.0.cross_attn", 0)
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg, \.pdf; change the name"):
         save_figure(figure, tmp_path / "a.gif")
     assert list(tmp_path.iterdir()) == []
@@ -173,7 +133,7 @@ def test_unknown_suffix_is_rejected(tmp_path: Path) -> None:
 def test_missing_glyphs_are_reported_by_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.font_manager import fontManager
 
-    figure = plot_heads(select_layers(document(["日本", "A"], ["B"]), "decoder.blocks.0.cross_attn"), heads=[0])
+    figure = plot_head(document(["日本", "A"], ["B"]), "decoder.blocks.0.cross_attn", 0)
     plots.select_fonts.cache_clear()
     monkeypatch.setattr(fontManager, "ttflist", [font for font in fontManager.ttflist if font.name == "DejaVu Sans"])
     with pytest.warns(UserWarning, match="Glyph"):
@@ -188,38 +148,31 @@ def test_missing_glyphs_are_reported_by_matplotlib(tmp_path: Path, monkeypatch: 
 def test_missing_matplotlib_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"not installed: pip install 'attent\[viz\]'"):
-        plot_heads(document())
+        plot_head(document(), "decoder.blocks.0.cross_attn", 0)
 
 
-def test_missing_layers_are_rejected() -> None:
-    with pytest.raises(ValueError, match=r"no head matches cross-attention, heads \[7\]; the layers are: encoder"):
-        plot_heads(document(), kind="cross", heads=[7])
+def test_texts_without_tokens_are_rejected() -> None:
     empty = document(layers=1)
     empty["layers"] = [
         build_layer("encoder.blocks.0.self_attn", ("source", "source"), torch.zeros(1, 0, 0), causal=False, scale=1)
     ]
     with pytest.raises(ValueError, match="there must be tokens on both sides"):
-        plot_heads(empty)
+        plot_head(empty, "encoder.blocks.0.self_attn", 0)
 
 
 def test_global_settings_are_unchanged() -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    plot_heads(document())
+    plot_head(document(), "decoder.blocks.0.cross_attn", 0)
     assert dict(matplotlib.rcParams) == before
 
 
 # ---- geometry --------------------------------------------------------------------------------------------------------
 
 
-def list_axes(figure: Any) -> list[Any]:
-    """Return the axes that are drawn, without color bars."""
-    return [axes for axes in figure.axes if axes.axison and axes.get_label() != "<colorbar>"]
-
-
 def test_the_size_of_one_head_follows_its_tokens() -> None:
-    figure = plot_heads(select_layers(document(), "decoder.blocks.1.cross_attn"), heads=[1])
+    figure = plot_head(document(), "decoder.blocks.1.cross_attn", 1)
     assert figure.get_size_inches().tolist() == pytest.approx([7 * 0.27 + 2.3, 6 * 0.27 + 1.9])
     axes, bar = figure.axes
     assert [text.get_text() for text in axes.get_xticklabels()] == [*SOURCE, "‹end›"]
@@ -238,7 +191,7 @@ def test_the_size_of_one_head_follows_its_tokens() -> None:
 
 def test_long_sentences_have_small_cells_without_labels() -> None:
     words = [f"w{i}" for i in range(200)]
-    figure = plot_heads(select_layers(document(words, words, layers=1), "decoder.blocks.0.cross_attn"), heads=[0])
+    figure = plot_head(document(words, words, layers=1), "decoder.blocks.0.cross_attn", 0)
     size = (16.0 - 3) / 201
     assert figure.get_size_inches().tolist() == pytest.approx([201 * size + 2.3, 201 * size + 1.9])
     axes = figure.axes[0]
@@ -246,27 +199,5 @@ def test_long_sentences_have_small_cells_without_labels() -> None:
     assert axes.xaxis.get_ticklocs(minor=True).tolist() == []
 
 
-def test_a_grid_has_a_row_per_layer_and_labels_at_its_edges() -> None:
-    figure = plot_heads(document())
-    panels = list_axes(figure)
-    assert [axes.get_title() for axes in panels] == [f"layer {i}, head {j}" for i in (0, 1) for j in (0, 1)] * 2
-    labeled = [(bool(axes.get_xticklabels()), bool(axes.get_yticklabels())) for axes in panels]
-    assert labeled == [(False, True), (False, False), (True, True), (True, False)] * 2
-    assert {axes.images[0].get_clim() for axes in panels} == {(0, 1.0)}
-    assert {text.get_rotation() for text in panels[2].get_xticklabels()} == {90.0}
-    heights = [rows * (1.7 + 0.15) + 0.9 for rows in (2, 2 * 6 / 7)]
-    assert figure.get_size_inches().tolist() == pytest.approx([2 * 1.8 + 1.5, sum(heights) + 0.3])
-    assert [part.get_suptitle() for part in figure.subfigs] == ["encoder self-attention", "decoder cross-attention"]
-    assert figure.get_suptitle() == "A man rides a bike."
-
-
 def test_figures_have_a_largest_size() -> None:
-    figure = plot_heads(document(layers=1, heads=16))
-    size = (16.0 - 1.5) / 16
-    heights = [rows * (size + 0.15) + 0.9 for rows in (1, 6 / 7)]
-    assert figure.get_size_inches().tolist() == pytest.approx([16.0, sum(heights) + 0.3])
-    tall = plot_heads(document(layers=24, heads=1))
-    rows = 24 + 24 * 6 / 7
-    size = (30.0 - 1.2 * 2) / rows
-    assert tall.get_size_inches().tolist() == pytest.approx([size + 0.1 + 1.5, 30.0])
     assert plots.create_figure(99, 99).get_size_inches().tolist() == [16.0, 30.0]

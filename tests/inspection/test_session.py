@@ -39,7 +39,9 @@ def test_attention_is_an_array_with_tokens(inspection: Inspection) -> None:
 def test_unknown_layer_names_the_recorded_ones(inspection: Inspection) -> None:
     with pytest.raises(KeyError, match=r"no attention was recorded at 'cross'; recorded: encoder\.blocks\.0"):
         inspection.attention["cross"]
-    with pytest.raises(ValueError, match=r"no attention was recorded in layer 7; recorded: encoder\.blocks\.0"):
+    with pytest.raises(
+        ValueError, match=r"no head of this layer, number and kind was recorded; recorded: encoder\.blocks\.0"
+    ):
         inspection.plot(layer=7)
 
 
@@ -58,8 +60,12 @@ def test_plots_of_a_head_a_layer_and_a_path(inspection: Inspection) -> None:
     assert inspection.plot(layer=0, head=1).axes[0].get_title() == "decoder cross-attention, layer 0, head 1"
     path = "encoder.blocks.0.self_attn"
     assert inspection.plot(path, 0).axes[0].get_title() == "encoder self-attention, layer 0, head 0"
-    titles = [axes.get_title() for axes in inspection.plot(layer=0).axes]
-    assert [title for title in titles if title] == ["layer 0, head 0", "layer 0, head 1"]
+    path, best = inspection.select_head()
+    for figure in (inspection.plot(), inspection.plot(kind="cross"), inspection.plot(path)):
+        assert figure.axes[0].get_title() == f"decoder cross-attention, layer 0, head {best}"
+    assert inspection.plot(kind="self", head=1).axes[0].get_title().endswith("self-attention, layer 0, head 1")
+    with pytest.raises(ValueError, match="no head of this layer, number and kind was recorded"):
+        inspection.plot(head=9)
 
 
 def test_notebook_shows_a_figure_without_pyplot(inspection: Inspection) -> None:

@@ -150,23 +150,6 @@ def test_masked_token_is_predicted(reader: EncoderInspector) -> None:
     assert not any(layer["causal"] for layer in document["layers"])
 
 
-def test_each_token_is_masked_in_turn(reader: EncoderInspector, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "MASKED_BATCH_ROWS", 4)
-    document = reader.inspect(InspectionRequest(text=TEXT))
-    ids = [*VOCABULARY.prefix_ids, *VOCABULARY.encode([TEXT])[0], *VOCABULARY.suffix_ids]
-    positions = document["predictions"]["positions"]
-    assert (document["predictions"]["kind"], [item["position"] for item in positions]) == (
-        "each_masked",
-        list(range(1, len(ids) - 1)),
-    )
-    for item in positions[::5]:
-        row = torch.tensor([ids])
-        row[0, item["position"]] = VOCABULARY.mask
-        with torch.no_grad():
-            shares = reader.model.masked_logits(reader.model(row))[0, item["position"]].softmax(-1)
-        assert item["p"] == pytest.approx(float(shares[ids[item["position"]]]), rel=1e-3)
-
-
 def test_second_text_has_another_segment(reader: EncoderInspector) -> None:
     document = reader.inspect(InspectionRequest(text="a dog", text_pair="two women"))
     first, second = VOCABULARY.encode(["a dog", "two women"])

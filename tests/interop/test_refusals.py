@@ -270,16 +270,6 @@ def test_tied_tensors_that_differ(folder: Path) -> None:
     )
 
 
-def test_positions_that_are_no_sinusoids(folder: Path) -> None:
-    change_tensors(folder, lambda tensors: tensors | {marian.POSITION_TABLES[0]: torch.rand(20, 8)})
-    assert_rejected(folder, "`model.encoder.embed_positions.weight` must hold the sinusoids of Marian, but differs")
-
-
-def test_positions_that_are_not_numbers(folder: Path) -> None:
-    change_tensors(folder, lambda tensors: tensors | {marian.POSITION_TABLES[1]: torch.full((20, 8), torch.nan)})
-    assert_rejected(folder, "`model.decoder.embed_positions.weight` must hold the sinusoids of Marian")
-
-
 def test_two_precisions(folder: Path) -> None:
     change_tensors(folder, lambda tensors: tensors | {Q_PROJ: tensors[Q_PROJ].half()})
     change_json(folder / "config.json", dtype=None)
@@ -333,20 +323,11 @@ def test_a_missing_shard(folder: Path) -> None:
     assert_rejected(folder, "b.safetensors: is missing, but model.safetensors.index.json names it")
 
 
-def test_a_shard_with_other_tensors(folder: Path) -> None:
+def test_a_shard_without_a_tensor_of_the_model(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: {name: tensors[name] for name in tensors if name != Q_PROJ})
     (folder / "model.safetensors").rename(folder / "b.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {Q_PROJ: "b.safetensors"}}))
-    assert_rejected(folder, "b.safetensors: holds `final_logits_bias`, unlike model.safetensors.index.json says")
-
-
-def test_a_shard_without_a_listed_tensor(folder: Path) -> None:
-    names = [*load_file(folder / "model.safetensors"), "model.encoder.more"]
-    (folder / "model.safetensors").rename(folder / "b.safetensors")
-    index = {"weight_map": dict.fromkeys(names, "b.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert_rejected(
-        folder, "b.safetensors: does not hold `model.encoder.more`, unlike model.safetensors.index.json says"
-    )
+    assert_rejected(folder, f"missing: `{Q_PROJ}`")
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {}}])

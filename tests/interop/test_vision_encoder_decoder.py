@@ -258,7 +258,7 @@ def test_images_are_preprocessed_as_the_folder_says(folder: Path) -> None:
     frontend = load(folder).config.frontend
     assert (frontend.mean, frontend.std, frontend.fit, frontend.resample) == ((0.25,), (0.5,), "crop", "bicubic")
     change_json(folder / "preprocessor_config.json", do_pad=True)
-    assert_rejected(folder, "preprocessor_config.json: `do_pad` must be left out")
+    assert_rejected(folder, "preprocessor_config.json: `do_pad` must be false")
 
 
 # Error messages of rejected folders.
@@ -352,14 +352,14 @@ def test_pruned_heads_become_zeros(tmp_path: Path) -> None:
         (replace(GPT2, output_transform=True), "output_transform"),
         (replace(GPT2, scale_embeddings=True), "scale_embeddings"),
         (replace(GPT2, scale_output=True), "scale_output"),
-        (replace(GPT2, encoder=replace(ENCODER, norm_order="post")), "encoder.norm_order"),
-        (replace(GPT2, encoder=replace(ENCODER, bias=False)), "encoder.bias"),
-        (replace(GPT2, decoder=replace(GPT2.decoder, positions=SinusoidalConfig())), "decoder.positions"),
+        (replace(GPT2, encoder=replace(ENCODER, norm_order="post")), "stack.norm_order"),
+        (replace(GPT2, encoder=replace(ENCODER, bias=False)), "stack.bias"),
+        (replace(GPT2, decoder=replace(GPT2.decoder, positions=SinusoidalConfig())), "stack.positions"),
         (replace(GPT2, frontend=replace(GPT2.frontend, class_token=False)), "class_token"),
         (replace(BERT, output_transform=False), "output_transform"),
         (replace(BERT, output_bias=False), "output_bias"),
         (replace(BERT, tie_output=False), "tie_output"),
-        (replace(BERT, decoder=replace(BERT.decoder, embedding_norm=False)), "decoder.embedding_norm"),
+        (replace(BERT, decoder=replace(BERT.decoder, embedding_norm=False)), "stack.embedding_norm"),
     ],
 )
 def test_a_config_without_equivalent_is_not_saved(config: Seq2SeqConfig, field: str, tmp_path: Path) -> None:

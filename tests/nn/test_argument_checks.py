@@ -369,12 +369,12 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "cache without rows": (
         lambda: Stack(DECODER).new_cache(4),
-        "give `memory`, or for a stack without it `rows`: how many sequences will be cached?",
+        "give `rows`, the number of sequences to cache, for this stack's cache, and nothing else",
     ),
-    "cache without memory": (lambda: Stack(CROSS).new_cache(4, rows=1), "`memory` must be given for this stack's"),
+    "cache without memory": (lambda: Stack(CROSS).new_cache(4, rows=1), "give `memory` for this stack's cache"),
     "cache with memory without cross-attention": (
         lambda: Stack(DECODER).new_cache(4, memory=Memory(x(1, 3, 8))),
-        "`memory` must be None for this stack's cache",
+        "give `rows`, the number of sequences to cache, for this stack's cache, and nothing else",
     ),
     "cache of packed memory": (
         lambda: Stack(CROSS).new_cache(4, memory=Memory(x(1, 3, 8), packing=packing([3]))),

@@ -113,7 +113,7 @@ def test_cancellation_reaches_every_stage(name: str) -> None:
         return False
 
     inspector.inspect(InspectionRequest(text=TEXT), should_stop=count_polls)
-    assert polls >= 4
+    assert polls >= (3 if name == "encoder" else 4)  # the encoder has no search: two layers, and the end
     for last in {1, 2, polls // 2, polls - 1, polls}:
         calls: list[int] = []
 

@@ -288,7 +288,7 @@ def test_figures_show_runs_and_means() -> None:
 def test_figures_of_few_entries_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     monkeypatch.setattr(comparison_report, "save_figure", lambda figure, path: names.append(path.name))
-    monkeypatch.setattr(comparison_report, "plot_heads", dict)
+    monkeypatch.setattr(comparison_report, "plot_head", dict)
     result = EntryResult(entry=ENTRY, runs=(replace(RUN, attention="{}"),))
     comparison_report.draw_figures([result] * comparison_report.MAX_DETAILED, tmp_path)
     assert names == ["scores.svg", "curves.svg", *["a-seed1.svg"] * comparison_report.MAX_DETAILED]

@@ -243,13 +243,6 @@ def check_is_text(text: str, model_kind: str) -> None:
         raise AttentError(f"{path}: this is {model_kind}, which takes a sentence, not a file; give a sentence")
 
 
-def check_is_file(text: str, inspector: Inspector[Any]) -> None:
-    path = Path(text.strip())
-    if path.suffix.lower() not in MEDIA_SUFFIXES and " " in text and not path.exists():
-        expected = f"which takes a file, such as {inspector.example_file}, not a sentence; give a file"
-        raise AttentError(f"this is {inspector.model_kind}, {expected}")
-
-
 def check_cancelled(should_stop: StopCheck | None) -> None:
     if should_stop is not None and should_stop():
         raise SearchCancelled("the request was cancelled")

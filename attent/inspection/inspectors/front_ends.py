@@ -51,7 +51,6 @@ class CaptioningInspector(Seq2SeqInspector):
     output_name = "caption"
 
     def _load_source(self, request: base.InspectionRequest) -> LoadedSource:
-        base.check_is_file(request.text, self)
         language = resolve_target_lang(request.to, self.tokenizer.target.tags, Path(self.name))
         config = self.model.config.frontend
         assert isinstance(config, ImageConfig)
@@ -105,7 +104,6 @@ class SpeechInspector(Seq2SeqInspector):
         self.transcriber = transcriber
 
     def _load_source(self, request: base.InspectionRequest) -> LoadedSource:
-        base.check_is_file(request.text, self)
         tags = () if self.transcriber.whisper is None else self.tokenizer.target.tags
         language = resolve_target_lang(request.to or "", tags, Path(self.name))
         samples, is_cut = read_beginning(request.text, min(MAX_SECONDS, self.transcriber.max_seconds))

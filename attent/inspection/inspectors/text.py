@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +21,6 @@ from attent.text.tokenizer import Tokenizer
 from attent.text.vocabulary import Vocabulary, replace_surrogates
 
 CONTINUATION_TOKENS = 16  # length of the greedy continuation
-MAX_MASKED_TOKENS = 128  # longer texts are not predicted token by token
-MASKED_BATCH_ROWS = 16  # masked copies of a text per forward pass
 
 
 class CausalLMInspector(base.Inspector[CausalLM]):
@@ -57,14 +54,6 @@ class CausalLMInspector(base.Inspector[CausalLM]):
         return decode_continuation(self.vocabulary, token_ids, continuation)
 
 
-@dataclass(frozen=True)
-class EncoderInput:
-    token_ids: list[int]
-    segment_ids: list[int]
-    word_positions: list[int]  # without special tokens and masks
-    mask_positions: list[int]
-
-
 class EncoderInspector(base.Inspector[TextEncoder]):
     model_kind = "a text encoder"
     supported_options = frozenset({"text_pair"})
@@ -81,73 +70,45 @@ class EncoderInspector(base.Inspector[TextEncoder]):
 
     def _run(self, request: base.InspectionRequest, should_stop: StopCheck | None) -> base.RecordedPass:
         texts = [validate_text(text).strip() for text in (request.text, request.text_pair) if text is not None]
-        encoded = self._encode_texts(texts)
-        base.check_length(self.model.encoder, len(encoded.token_ids), "the text", request.max_tokens)
-        tokens = build_display_tokens(self.vocabulary, encoded.token_ids)
+        ids, segment_ids = self._encode_texts(texts)
+        base.check_length(self.model.encoder, len(ids), "the text", request.max_tokens)
+        tokens = build_display_tokens(self.vocabulary, ids)
         sides = {"text": TraceSide(label="text", text=" ".join(texts), tokens=tokens)}
         with self.record_layers(sides, request, should_stop) as layers:
-            states = self._compute_states([encoded.token_ids], encoded.segment_ids)
-        sections = self._predict(texts, encoded, states, should_stop)
+            device = get_device(self.model)
+            segments = torch.tensor([segment_ids], device=device) if self.model.config.segments > 1 else None
+            states = self.model(torch.tensor([ids], device=device), segments=segments)
+        sections = self._predict(texts, ids, states)
         return base.RecordedPass(title=" ".join(texts), sides=sides, layers=layers, sections=sections)
 
-    def _encode_texts(self, texts: Sequence[str]) -> EncoderInput:
+    def _encode_texts(self, texts: Sequence[str]) -> tuple[list[int], list[int]]:
+        """Return the token ids of all texts, and the segment of each token."""
         vocabulary = self.vocabulary
         rows = [self.predictor.mask_tokens.encode(self.predictor.parse_masks(text)) for text in texts]
-        ids, segments, words = list(vocabulary.prefix_ids), [0] * len(vocabulary.prefix_ids), []
+        ids, segments = list(vocabulary.prefix_ids), [0] * len(vocabulary.prefix_ids)
         for segment, row in enumerate(rows):
-            words += [len(ids) + i for i, token in enumerate(row) if token != vocabulary.mask]
             ids += [*row, *vocabulary.suffix_ids]
             segments += [segment] * (len(row) + len(vocabulary.suffix_ids))
-        masks = [i for i, token in enumerate(ids) if token == vocabulary.mask]
+        return ids, segments
+
+    def _predict(self, texts: Sequence[str], ids: list[int], states: Tensor) -> dict[str, Any]:
+        masks = [i for i, token in enumerate(ids) if token == self.vocabulary.mask]
         if masks and self.model.masked_lm is None:
             raise AttentError(f"the model has no masked-language-model head; replace {self.mask_piece} by a word")
-        return EncoderInput(ids, segments, words, masks)
-
-    def _compute_states(self, rows: Sequence[Sequence[int]], segment_ids: Sequence[int]) -> Tensor:
-        device = get_device(self.model)
-        segments = torch.tensor([segment_ids] * len(rows), device=device) if self.model.config.segments > 1 else None
-        return self.model(torch.tensor(rows, device=device), segments=segments)
-
-    def _predict(
-        self, texts: Sequence[str], encoded: EncoderInput, states: Tensor, should_stop: StopCheck | None
-    ) -> dict[str, Any]:
-        sections: dict[str, Any] = {}
-        if self.can_fill_masks and encoded.mask_positions:
-            sections |= self._fill_masks(texts, encoded, self.model.masked_logits(states[0, encoded.mask_positions]))
+        sections = self._fill_masks(texts, ids, masks, self.model.masked_logits(states[0, masks])) if masks else {}
         if self.model.config.labels:
             sections["labels"] = base.describe_labels(self.model.config.labels, self.model.classify(states)[0])
             sections.setdefault("output", {"label": "label", "text": sections["labels"]["best"][0]["label"]})
-        if self.can_fill_masks and not encoded.mask_positions and 0 < len(encoded.word_positions) <= MAX_MASKED_TOKENS:
-            sections = self._predict_each_token(encoded, should_stop) | sections
         return sections
 
-    def _fill_masks(self, texts: Sequence[str], encoded: EncoderInput, logits: Tensor) -> dict[str, Any]:
+    def _fill_masks(self, texts: Sequence[str], ids: list[int], masks: list[int], logits: Tensor) -> dict[str, Any]:
         suppressed = torch.tensor(self.predictor.suppressed_tokens)
         log_probs = compute_log_probs(logits, self.vocabulary).index_fill(-1, suppressed, -math.inf)
-        steps = base.describe_predictions(self.vocabulary, [None] * len(encoded.mask_positions), log_probs)
-        best = dict(zip(encoded.mask_positions, (step["options"][0]["token"] for step in steps), strict=True))
-        filled = [best.get(i, token) for i, token in enumerate(encoded.token_ids)]
+        steps = base.describe_predictions(self.vocabulary, [None] * len(masks), log_probs)
+        best = dict(zip(masks, (step["options"][0]["token"] for step in steps), strict=True))
+        filled = [best.get(i, token) for i, token in enumerate(ids)]
         text = self.predictor.fill(texts)[0].text if len(texts) == 1 else self.vocabulary.decode(filled)
-        return build_sections("masked", encoded.mask_positions, steps, "filled in", text)
-
-    def _predict_each_token(self, encoded: EncoderInput, should_stop: StopCheck | None) -> dict[str, Any]:
-        logits: list[Tensor] = []
-        mask = self.vocabulary.mask
-        assert mask is not None
-        for start in range(0, len(encoded.word_positions), MASKED_BATCH_ROWS):
-            base.check_cancelled(should_stop)
-            positions = encoded.word_positions[start : start + MASKED_BATCH_ROWS]
-            rows = [list(encoded.token_ids) for _ in positions]
-            for row, position in zip(rows, positions, strict=True):
-                row[position] = mask
-            states = self._compute_states(rows, encoded.segment_ids)
-            logits.append(self.model.masked_logits(states[range(len(positions)), positions]))
-        words = [encoded.token_ids[i] for i in encoded.word_positions]
-        suppressed = torch.tensor(sorted(set(self.predictor.suppressed_tokens) - set(words)))
-        log_probs = compute_log_probs(torch.cat(logits), self.vocabulary).index_fill(-1, suppressed, -math.inf)
-        steps = base.describe_predictions(self.vocabulary, words, log_probs)
-        text = self.vocabulary.decode([step["options"][0]["token"] for step in steps])
-        return build_sections("each_masked", encoded.word_positions, steps, "predicted token by token", text)
+        return build_sections("masked", masks, steps, "filled in", text)
 
 
 def build_sections(

@@ -199,6 +199,11 @@ class Doc {
     return this.side("target")?.text ?? this.json.output?.text ?? "";
   }
 
+  /** True if there is a translation, a prediction or labels. */
+  get hasOutput() {
+    return Boolean(this.side("target") || this.json.output || this.json.labels);
+  }
+
   /** True for translation models, and for documents without a model kind. */
   get translates() {
     return (this.json.model?.kind ?? "seq2seq") === "seq2seq" && !this.json.output;

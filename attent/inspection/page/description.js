@@ -76,7 +76,7 @@ function headSummary(doc, layer, head) {
   const description = doc.headStats(layer.path, head)?.description;
   const { sentences, dataset } = doc.json.head_stats ?? {};
   if (!description) return "";
-  return `${sentences > 1 ? `On ${sentences} sentences` : `In ${dataset ?? "this sentence"}`}: ${description}. `;
+  return `${sentences > 1 ? `On ${sentences} sentences` : `In ${dataset ?? "this input"}`}: ${description}. `;
 }
 
 function strongest(weights, head) {

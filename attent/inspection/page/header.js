@@ -86,7 +86,7 @@ export function sentences(store, actions) {
     const state = store.get();
     if (!state.doc.json.live) clear(source).append(...inputParts(state.doc));
     clear(translation).append(...outputParts(state, actions));
-    element.classList.toggle("alone", !hasOutput(state.doc) && !state.doc.json.live);
+    element.classList.toggle("alone", !state.doc.hasOutput && !state.doc.json.live);
     notice.hidden = !state.error;
     notice.textContent = state.error ?? "";
     document.title = `${state.doc.json.title ? `${state.doc.json.title} · ` : ""}attent look`;
@@ -114,8 +114,6 @@ function inputParts(doc) {
   const seen = src.startsWith("data:image/") ? [h("img", { class: "thumb", alt: "", src })] : [];
   return [...label, h("div", { class: "with-thumb" }, seen, textParagraph(text, text || "(nothing)"))];
 }
-
-const hasOutput = (doc) => Boolean(doc.side("target") || doc.json.output || doc.json.labels);
 
 /** The output: a translation, a prediction or labels. */
 function outputParts(state, actions) {

@@ -140,7 +140,7 @@ function drawOutput(now, state, toggle, actions) {
     type: "button", class: "chip off", title: "unmask", on: { click: () => toggle(part) },
   }, part);
   const forced = state.prefix.length ? "Tokens are forced too, which explains part of the difference. " : "";
-  const same = forced + (before === after ? "The output is unchanged." : "");
+  const same = forced + (doc.hasOutput && before === after ? "The output is unchanged." : "");
   const all = h("button", { type: "button", class: "button" }, "Unmask all");
   all.addEventListener("click", () => actions.ask({ maskedParts: [] }));
   now.append(

@@ -17,12 +17,6 @@ const PREDICTION_TEXTS = {
     stood: "has a probability of",
     open: "Most probable tokens:",
   },
-  each_masked: {
-    title: "Each token masked in turn",
-    about: "Probability of each token given all others.",
-    stood: "has a probability of",
-    open: "Most probable tokens:",
-  },
 };
 
 export function predictionsView(store, actions) {
