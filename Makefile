@@ -95,7 +95,7 @@ format: $(READY_DEV) ## sort imports and format with ruff
 
 # Without those that train models for many minutes.
 # These take a model or data: python -m benchmarks.students --help
-NOT_ALONE := captions libretranslate long_range markup_placement quality spoken_captions students why_attention
+NOT_ALONE := captions libretranslate long_range markup_placement phrases quality spoken_captions students why_attention
 bench: $(READY_DEV) ## run all benchmarks that need no data
 	@set -e; for script in $$(find benchmarks -maxdepth 1 -name '[a-z]*.py' \
 	    $(NOT_ALONE:%=! -name %.py) 2>/dev/null | sort); do \

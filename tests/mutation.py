@@ -38,7 +38,6 @@ EXCLUDED = (
     "nn/kernels/",
     "nn/fused",
     "decoding/engines/gpu/",
-    "decoding/engines/graphed_search",
     "training/step_graphs",
     "__",
 )

@@ -24,7 +24,8 @@ from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, St
 
 SHORT_TOKENS = 48  # sources up to this length are one class; each further class has sources of up to twice the length
 MAX_WAIT = 1.0  # seconds until a waiting source is taken before shorter ones
-GATHER_SHARE = 0.1  # of the time of the last batch, for which a free thread waits for more sources
+# How long a free thread waits for more sources: a share of the time of its last batch, and at most so many seconds.
+GATHER_SHARE, MAX_GATHER_SECONDS = 0.1, 0.1
 POLL_SECONDS = 0.2  # between checks whether the client of a waiting request is gone, whose sources are dropped then
 
 RunSearch = Callable[[list[SearchRequest], SearchOptions, StopCheck], list[list[Hypothesis]]]
@@ -114,7 +115,7 @@ class SearchBatcher:
     def _run(self) -> None:
         size, seconds = 0, 0.0  # of the last batch
         while True:
-            batch = self._wait_for_batch(size, GATHER_SHARE * seconds)
+            batch = self._wait_for_batch(size, min(MAX_GATHER_SECONDS, GATHER_SHARE * seconds))
             began = time.monotonic()
             self._search_batch(batch)
             size, seconds = len(batch), time.monotonic() - began
@@ -157,10 +158,11 @@ class SearchBatcher:
                     self._changed.wait()
                     continue
                 num_waiting = sum(len(row) for clients in self._waiting.values() for row in clients.values())
-                num_expected = max(0, num_answered - (self._num_arrived - num_before))
-                share = num_waiting + num_expected
-                if self._num_running:  # else the engine divides the batch among its threads
-                    share = math.ceil((share + self._num_running) / self._num_threads)
+                if self._num_running:
+                    num_expected = max(0, num_answered - (self._num_arrived - num_before))
+                    share = math.ceil((num_waiting + num_expected + self._num_running) / self._num_threads)
+                else:  # the engine divides the batch among its threads
+                    share = max(num_waiting, num_answered)
                 seconds = end - time.monotonic()
                 if num_waiting < share and seconds > 0:
                     self._changed.wait(seconds)

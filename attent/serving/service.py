@@ -79,8 +79,8 @@ class BatchedTranslator(Translator):
             return SearchBatcher(super()._run_engines, max_batch_tokens=GPU_BATCH_TOKENS)
         # Two, so that one batch is searched while the answers of the other are sent and new requests arrive. The torch
         # engine searches one at a time. CTranslate2's splits a batch with more than BATCH_BEAM_TOKENS by length.
-        num_threads = 1 if self._ctranslate2_engine is None else 2
-        return SearchBatcher(super()._run_engines, max_batch_tokens=2 * BATCH_BEAM_TOKENS, num_threads=num_threads)
+        count = 1 if self._ctranslate2_engine is None else 2
+        return SearchBatcher(super()._run_engines, max_batch_tokens=count * BATCH_BEAM_TOKENS, num_threads=count)
 
     def _run_engines(
         self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None

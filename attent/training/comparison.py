@@ -171,7 +171,7 @@ def match_flops(planned: PlannedRun, reference: PlannedRun, flops: float, out: P
     other = replace(other, data=replace(other.data, layout=layout), train=train)
     steps = max(1, round(flops / count_step_flops(other, build(model), prepared)))
     unchanged = {path: value for path, value in planned.settings.items() if path != "train.minutes"}
-    return replace(planned, settings=unchanged | {"train.steps": steps})
+    return replace(planned, settings=unchanged | {"train.steps": steps, "size": size})
 
 
 def compare(

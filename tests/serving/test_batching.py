@@ -122,22 +122,23 @@ def test_a_batch_has_at_most_the_given_tokens(engine: Engine, submit: Submit) ->
     assert sorted(map(len, engine.lengths[1:])) == [1, 1, 1, 1, 2, 6]
 
 
-@pytest.mark.parametrize(("share", "sizes"), [(1000.0, [1, 3]), (0.0, [1, 2, 1])])
-def test_a_free_thread_waits_for_the_next_source_of_a_client_that_got_its_answer(
+@pytest.mark.parametrize(("seconds", "sizes"), [(1000.0, [1, 2, 2]), (0.0, [1, 2, 1, 1])])
+def test_a_free_thread_waits_for_the_next_sources_of_clients_that_got_answers(
     engine: Engine,
     batcher: SearchBatcher,
     submit: Submit,
     monkeypatch: pytest.MonkeyPatch,
-    share: float,
+    seconds: float,
     sizes: list[int],
 ) -> None:
-    monkeypatch.setattr(batching, "GATHER_SHARE", share)
+    monkeypatch.setattr(batching, "GATHER_SHARE", 1e9)
+    monkeypatch.setattr(batching, "MAX_GATHER_SECONDS", seconds)
     searches = [submit(source(2)), submit(source(3))]
-    engine.release.release()
-    assert wait_until(lambda: batcher._num_running == 0 if share else len(engine.batches) == 2)
-    searches.append(submit(source(4)))
     engine.release.release(2)
-    assert [get_ids(search) for search in searches] == [[(2,)], [(3,)], [(4,)]]
+    assert wait_until(lambda: len(engine.batches) == 2 and batcher._num_running == 0)
+    searches += [submit(source(4)), submit(source(5))]
+    engine.release.release(2)
+    assert [get_ids(search) for search in searches] == [[(2,)], [(3,)], [(4,)], [(5,)]]
     assert list(map(len, engine.lengths)) == sizes
 
 

@@ -130,8 +130,9 @@ class CTranslate2Engine:
         if options.beam_size == 1:
             count, more = 1, 0
         lengths = [len(request.source_ids) for request in requests]
-        num_idle_threads = max(1, self._num_threads - self._translator.num_active_batches)  # others may search, too
-        batch_tokens = min(BATCH_TOKENS, BATCH_BEAM_TOKENS // options.beam_size, sum(lengths) // num_idle_threads + 1)
+        # One search takes all threads, a second one at the same time at least half of them.
+        num_threads = max(1, self._num_threads // 2, self._num_threads - self._translator.num_active_batches)
+        batch_tokens = min(BATCH_TOKENS, BATCH_BEAM_TOKENS // options.beam_size, sum(lengths) // num_threads + 1)
         order = sorted(range(len(requests)), key=lambda i: (-lengths[i], -requests[i].max_length))
         again: dict[int, list[int]] = {}  # by the maximum target length
         batches: Iterator[list[int]] = split_batches(order, lengths, batch_tokens)

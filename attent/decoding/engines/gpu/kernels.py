@@ -158,7 +158,7 @@ def topk_log_probs(
 
 
 class LoopLimits(NamedTuple):
-    """The definition of a loop, see `constraints.no_repeat`."""
+    """The definition of a loop, see `constraints.token_rules`."""
 
     max_unit: int
     min_repeats: int
