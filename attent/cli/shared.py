@@ -1,4 +1,4 @@
-"""What commands share: progress and messages on the terminal, flags derived from the options in
+"""Shared parts of the commands: progress and messages on the terminal, flags derived from the options in
 `attent.decoding.options`, and texts from arguments, files or stdin.
 """
 

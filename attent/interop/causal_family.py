@@ -1,4 +1,4 @@
-"""What families share: decoder-only models (GPT-2, LLaMA), and the labels of the classifiers of BERT and ViT.
+"""Shared parts of families: decoder-only models (GPT-2, LLaMA), and the labels of the classifiers of BERT and ViT.
 
 The names and keys of each are in `gpt2`, `llama`, `bert` and `vit`.
 """
