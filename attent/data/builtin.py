@@ -24,10 +24,10 @@ from attent import settings
 from attent.data.file_hashes import hash_bytes
 from attent.data.formats.streams import MAX_LINE_BYTES
 from attent.data.pairs import CorpusError, LanguageMismatchError, LanguagePair
-from attent.storage import hub
+from attent.storage import download
 from attent.storage.cache import build_folder, get_cache_folder
+from attent.storage.download import RemoteFile, download_file, show_progress
 from attent.storage.errors import StorageError
-from attent.storage.hub import RemoteFile, download_file, show_progress
 from attent.storage.manifest import hash_file
 from attent.text.language_tags import LANGUAGE_TAG, normalize_tag
 
@@ -192,7 +192,7 @@ def _get_cached_folder(key: str, build: Callable[[Path], None]) -> Path:
     folder = get_cache_folder() / "corpora" / key
     try:
         build_folder(folder, build, is_complete=lambda path: any(path.glob("train*")))
-    except hub.DownloadError as error:
+    except download.DownloadError as error:
         advice = f"Fetch it elsewhere and give its path instead of the name, or put it into {folder}"
         raise CorpusError(f"{key}: {error}. {advice}") from error
     except StorageError as error:
@@ -291,7 +291,7 @@ def _fetch_opus(staging: Path, key: str, corpus: OpusCorpus, pair: tuple[str, st
     try:
         with show_progress(f"{corpus.opus_name} {'-'.join(pair)}") as show:
             checksum = download_file(remote, archive, show)
-    except hub.RemoteFileMissing as error:
+    except download.RemoteFileMissing as error:
         advice = f"https://opus.nlpl.eu lists the language pairs of {corpus.opus_name}"
         raise LanguageMismatchError(str(error), advice) from error
     print(f"splitting {corpus.opus_name} into train, valid and test", file=sys.stderr)

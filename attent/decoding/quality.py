@@ -2,7 +2,7 @@
 
 Minimum Bayes risk chooses the candidate with the highest expected chrF against all others. chrF (Popovic 2015) compares
 character n-grams up to six; it is computed for all pairs at once and equals sacreBLEU's sentence-level `CHRF()`.
-`benchmarks/quality.py` measures how well these figures tell good translations:
+`benchmarks/quality.py` measures how well these figures tell good translations from bad ones:
 
 mean_log_prob     of the tokens, with the end token: the score without a length penalty to choose
 agreement         mean chrF of the best hypothesis with the others of the n-best list as references

@@ -1,7 +1,4 @@
-"""Shared parts of families: decoder-only models (GPT-2, LLaMA), and the labels of the classifiers of BERT and ViT.
-
-The names and keys of each are in `gpt2`, `llama`, `bert` and `vit`.
-"""
+"""Conversion that families share: decoder-only models (GPT-2, LLaMA), and labels of classifiers (BERT, ViT)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -262,12 +262,6 @@ def read_mappings(family: str, table: str = "tensors") -> list[TensorMapping]:
     ]
 
 
-def map_attention(ours: str, theirs: str, names: str) -> list[TensorMapping]:
-    """Map an attention layer; `names` are theirs for query, key, value and output."""
-    parts = zip(("query", "key", "value", "output"), names.split(), strict=True)
-    return [TensorMapping(f"{ours}.{part}", f"{theirs}.{name}") for part, name in parts]
-
-
 class ResolvedMapping(NamedTuple):
     """One tensor of theirs, and the names of ours that it holds."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from attent.interop import bert, conversion, gpt2, hf_folder, vit
-from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
+from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping
 from attent.interop.hf_folder import Device, LazyTensor, StrPath, make_key_error, quote_value
 from attent.models import CausalConfig, EncoderConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build_empty
 from attent.models.folder import check_tensors
@@ -46,7 +46,6 @@ def move_mappings(
 
 CROSS_ATTENTION = "decoder.blocks.{i}.cross_attn"
 CROSS_ATTENTION_NORM = "decoder.blocks.{i}.cross_attn_residual.norm"
-BERT_CROSS_ATTENTION = "decoder.bert.encoder.layer.{i}.crossattention"
 GPT2_LAYER = "decoder.transformer.h.{i}"
 VIT_RENAMES = {"patch_embedding": "source_embedding.patch_embedding", "class_token": "source_embedding.class_token"}
 BERT_RENAMES = {
@@ -58,8 +57,7 @@ BERT_RENAMES = {
 DECODER_MAPPINGS = {
     "bert": [
         *move_mappings(bert.TENSOR_MAPPINGS, "decoder.", BERT_RENAMES),
-        *map_attention(CROSS_ATTENTION, BERT_CROSS_ATTENTION, "self.query self.key self.value output.dense"),
-        TensorMapping(CROSS_ATTENTION_NORM, f"{BERT_CROSS_ATTENTION}.output.LayerNorm"),
+        *conversion.read_mappings("vision_encoder_decoder", "bert_cross_attention"),
     ],
     "gpt2": [
         *move_mappings(gpt2.TENSOR_MAPPINGS, "decoder.", {"embedding": "target_embedding"}),

@@ -20,8 +20,7 @@ from urllib.request import Request
 import pytest
 
 from attent.storage.cache import CACHE_ENV_VAR
-from attent.storage.errors import StorageError
-from attent.storage.hub import (
+from attent.storage.download import (
     BLOCK_SIZE,
     RETRY_DELAYS,
     TIMEOUT_SECONDS,
@@ -36,6 +35,7 @@ from attent.storage.hub import (
     download_file,
     show_progress,
 )
+from attent.storage.errors import StorageError
 from tests.data.http_server import FakeSite, serve_site
 
 CONTENT = random.Random(0).randbytes(300_000)
