@@ -270,8 +270,9 @@ def map_tokens_to_words(vocabulary: Vocabulary, token_ids: TokenIds, words: Sequ
     """Return for each token the index of its word in the text."""
     word_ids: list[int | None] = []
     decoded: list[str] = []
-    for part in split_at_spaces(vocabulary, token_ids):
-        counts, part_words = count_words(vocabulary, part)
+    parts = list(split_at_spaces(vocabulary, token_ids))
+    for part, text in zip(parts, vocabulary.decode_batch(parts), strict=True):
+        counts, part_words = count_words(vocabulary, part, text.split())
         word_ids += [None if count == 0 else len(decoded) + count - 1 for count in counts]
         decoded += part_words
     if len(decoded) == len(words):
@@ -292,9 +293,8 @@ def split_at_spaces(vocabulary: Vocabulary, token_ids: TokenIds) -> Iterator[lis
         yield part
 
 
-def count_words(vocabulary: Vocabulary, token_ids: list[int]) -> tuple[list[int], list[str]]:
-    """Return the number of words up to each token, and the words."""
-    words = vocabulary.decode(token_ids).split()
+def count_words(vocabulary: Vocabulary, token_ids: list[int], words: list[str]) -> tuple[list[int], list[str]]:
+    """Return the number of words up to each token, and the words of the decoded tokens."""
     if not words and vocabulary.unknown in token_ids:
         words = [UNKNOWN_WORD]
     if len(words) < 2:
