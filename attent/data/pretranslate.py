@@ -2,8 +2,9 @@
 Markdown and plain text come out translated in their layout. Every other byte stays.
 
 A content is cut into runs at line breaks, tabs and block markup; a run must keep its codes and placeholders. The model
-is given those that it may know how to copy: all, if it was trained with tags (`copies_tags`), else placeholders. The
-others, and those that it lost, are put into the translation along the word alignment (`transfer`).
+is given those that it may know how to copy: all, if it was trained with tags (`copies_tags`), else placeholders, and
+after a sample only those that it mostly copies. The others, and those that it lost, are put into the translation along
+the word alignment (`transfer`).
 """
 
 import json
@@ -11,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, count
 from typing import TypeVar
 from xml.sax.saxutils import escape, quoteattr
@@ -29,6 +31,7 @@ TransferMarkup = Callable[[Sequence[InlineContent]], Sequence[TransferredContent
 _UNCERTAIN = "the place of its markup is a guess"
 _TEXT_BREAK = re.compile(rf"((?:[\t-\r\x1c-\x1f\x85\u2028\u2029]|{placeholders.HTML_BLOCK_TAG})+)", re.IGNORECASE)
 _NUMBERED_TAG = re.compile(r"</?x(\d{1,9})/?>")
+COPY_SAMPLE_RUNS = 32  # the first with placeholders: those that are lost here do not go through the model later
 _COLUMNS = ("line", "state", "reason", "source", "target")
 
 
@@ -65,7 +68,7 @@ def pretranslate_file(
 ) -> PretranslateResult:
     """Fill in all missing translations of a file.
 
-    `translate` is called at most once, and `transfer` at most twice; without it, a unit that lost a code is skipped.
+    `translate` is called at most once, `transfer` at most three times; without it, a unit that lost a code is skipped.
     Open languages are those that the file declares. `fields` are the columns or keys to translate, where a format has
     them.
     """
@@ -114,6 +117,12 @@ class TextRun:
     def text(self) -> str:
         return format_for_model(self.core)
 
+    @cached_property
+    def word_codes(self) -> list[str]:
+        """Placeholders and inline code, which are part of the sentence."""
+        codes = placeholders.mark_codes(self.core, self.syntax)
+        return [code.display for code in codes if isinstance(code, InlineCode) and code.is_word]
+
     @property
     def has_known_tags(self) -> bool:
         """True if its tags have numbers that a model can have learned."""
@@ -133,13 +142,34 @@ def _translate_units(
         for unit, run in direct:
             text = " ".join(translations[run.text].split("\n")).strip()
             unit.record(run, TransferredContent((restore_codes((text,), run.core, spaced=True),), is_certain=True))
-    for tags_only in (True, False) if transfer is not None else ():
-        todo = [(unit, run) for unit, run in todo if run not in unit.translations]
-        marked = {run: placeholders.mark_codes(run.core, run.syntax, tags_only=tags_only) for _, run in todo}
-        contents = list(dict.fromkeys(marked.values()))
-        transferred = _check_count(contents, transfer(contents)) if transfer is not None and contents else {}
-        for unit, run in todo:
-            unit.record(run, transferred[marked[run]])
+    if transfer is not None:
+        _transfer_runs([(unit, run) for unit, run in todo if run not in unit.translations], transfer)
+
+
+def _transfer_runs(todo: "Sequence[tuple[_PendingUnit, TextRun]]", transfer: TransferMarkup) -> None:
+    """Translate runs: a sample with all word codes, the rest with those that were copied, and what lost one without."""
+    transferred: dict[InlineContent, TransferredContent] = {}
+
+    def translate(part: "Sequence[tuple[_PendingUnit, TextRun]]", is_copied: Callable[[str], bool]) -> None:
+        missing = dict.fromkeys(run for unit, run in part if run not in unit.translations)
+        marked = {run: placeholders.mark_codes(run.core, run.syntax, is_copied) for run in missing}
+        contents = [content for content in dict.fromkeys(marked.values()) if content not in transferred]
+        transferred.update(_check_count(contents, transfer(contents)) if contents else {})
+        for unit, run in todo:  # a run may occur again in the rest
+            if run in marked and run not in unit.translations:
+                unit.record(run, transferred[marked[run]])
+
+    sample = [index for index, (_, run) in enumerate(todo) if run.word_codes][:COPY_SAMPLE_RUNS]
+    translate(todo[: sample[-1] + 1] if sample else (), lambda code: True)
+    outcomes: dict[str, list[bool]] = defaultdict(list)
+    for unit, run in (todo[index] for index in sample):
+        for code in run.word_codes:
+            outcomes[code].append(run in unit.translations)
+    everything = list(chain.from_iterable(outcomes.values()))
+    share = sum(everything) / max(1, len(everything))
+    # Two average outcomes are added to those of each code, so that a single one does not decide.
+    translate(todo, lambda code: sum(outcomes[code]) + 2 * share > (len(outcomes[code]) + 2) / 2)
+    translate(todo, lambda code: False)
 
 
 Source = TypeVar("Source")

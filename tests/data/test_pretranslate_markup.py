@@ -14,7 +14,7 @@ from lxml import etree
 from attent.data.formats import placeholders
 from attent.data.formats.units import InlineContent, TransferredContent
 from attent.data.pairs import CorpusError
-from attent.data.pretranslate import PretranslateResult, pretranslate_file
+from attent.data.pretranslate import COPY_SAMPLE_RUNS, PretranslateResult, pretranslate_file
 from attent.decoding.markup import remove_codes
 from tests.data.pretranslate_cases import FILES_PER_KIND, GENERATORS, project_reversed, reverse_words
 
@@ -64,6 +64,28 @@ def test_placeholders_that_the_model_copies_stay_where_it_puts_them() -> None:
 
     result = pretranslate_file(b"{n} of <b>all %s</b>\n", "a.txt", list, transfer=swap)
     assert result.content == b"<b>%s all</b> of {n}\n"
+
+
+def test_placeholders_that_a_sample_loses_do_not_go_through_the_model_later() -> None:
+    requested: list[list[str]] = []
+
+    def lose_names(contents: Sequence[InlineContent]) -> list[TransferredContent]:
+        requested.append([remove_codes(content) for content in contents])
+        return [project_reversed(content, lambda text: reverse_words(text.replace("{n}", "N"))) for content in contents]
+
+    lines = [f"a{number} {{n}} b" if number % 3 else f"a{number} %s b" for number in range(96)]
+    lines += ["no code", "x {n} and %s", "x {other} y", "a1 {n} b"]
+    result = pretranslate_file("\n".join(lines).encode(), "a.txt", list, transfer=lose_names)
+    expected = ["b %s a0", "b {n} a1", "code no", "%s and {n} x", "y {other} x", "b {n} a1"]
+    found = result.content.decode().split("\n")
+    assert [*found[:2], *found[-4:]] == expected
+    assert result.skipped == ()
+    sample, rest = requested
+    assert sample == lines[:COPY_SAMPLE_RUNS]
+    # `{n}` was lost in each sentence of the sample, `%s` in none, and not more than half of them were copied.
+    assert rest[:2] == ["a1 b", "a2 b"]
+    assert rest[-5:] == ["a94 b", "a95 b", "no code", "x and %s", "x y"]
+    assert "a93 %s b" in rest
 
 
 def test_tags_go_through_a_model_that_copies_them() -> None:
@@ -139,7 +161,7 @@ def test_plural_with_lost_count_is_filled() -> None:
 
 
 def test_detagged_text_has_no_double_spaces() -> None:
-    content = placeholders.mark_codes(("a %s, %d b (%s) <b>c</b> %s.",), tags_only=False)
+    content = placeholders.mark_codes(("a %s, %d b (%s) <b>c</b> %s.",))
     assert remove_codes(content) == "a, b c."
 
 

@@ -19,7 +19,7 @@ from tests.data.pretranslate_cases import project_reversed
 def project(source: str, target: str, links: str) -> tuple[str, bool]:
     """Project the tags and placeholders of a text along links such as "0-0 1-2"."""
     pairs = [link.split("-") for link in links.split()]
-    content = placeholders.mark_codes((source,), tags_only=False)
+    content = placeholders.mark_codes((source,))
     result = project_codes(content, target, tuple((int(left), int(right)) for left, right in pairs))
     return get_display_text(result.candidates[0]), result.is_certain
 
@@ -127,7 +127,7 @@ def test_projection_of_nested_tags_is_well_nested() -> None:
     rng, certain = random.Random(3), 0
     for _ in range(2000):
         source = make_tree(rng)
-        content = placeholders.mark_codes((source,), tags_only=False)
+        content = placeholders.mark_codes((source,))
         count = len(remove_codes(content).split())
         links = tuple((rng.randrange(count), rng.randrange(count)) for _ in range(count)) if count else ()
         result = project_reversed(content, links=rng.choice([links, None]))

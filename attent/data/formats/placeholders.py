@@ -11,7 +11,7 @@ language allows.
 import re
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -260,8 +260,10 @@ class _Placeholder(NamedTuple):
         return self.content if isinstance(self.content, str) else self.content.display
 
 
-def mark_codes(content: InlineContent, syntax: PlaceholderSyntax = GENERIC, *, tags_only: bool) -> InlineContent:
-    """Return a content whose tags, or all placeholders, are codes; with `tags_only`, codes that are words are text."""
+def mark_codes(
+    content: InlineContent, syntax: PlaceholderSyntax = GENERIC, is_copied: Callable[[str], bool] = lambda _: False
+) -> InlineContent:
+    """Return a content whose tags and placeholders are codes; words that the model copies are text."""
     words, placeholders = _split_content(content, syntax)
     opened: dict[str, list[int]] = defaultdict(list)
     parts: list[str | InlineCode] = [words[0]]
@@ -275,11 +277,11 @@ def mark_codes(content: InlineContent, syntax: PlaceholderSyntax = GENERIC, *, t
                 pair_id = f"{_MARKED} {index}"
                 parts[index] = InlineCode(get_display_text((parts[index],)), "", "open", pair_id)
                 code = InlineCode(code, "", "close", pair_id)
-            elif tag or not tags_only:
+            elif tag or not is_copied(code):
                 if placeholder.role == "open":
                     opened[name].append(len(parts))
                 code = InlineCode(code, "", "standalone", _MARKED, is_word=not tag)
-        elif code.is_word and tags_only:
+        elif code.is_word and is_copied(code.display):
             code = code.display
         parts += [code, word]
     return join_texts(parts)
