@@ -69,6 +69,7 @@ class SearchKeywords(TypedDict, total=False):
     patience: float | None
     beam_groups: int
     diversity_penalty: float
+    prevent_loops: bool
     temperature: float
     top_k: int
     top_p: float
@@ -142,8 +143,10 @@ class SearchOptions:
         "penalty of a token for each earlier group that chose it at this step, by default 0.5",
         "--diverse-beam-strength",
     )
+    prevent_loops: bool = option(
+        True, "search again without loops where a translation repeats itself and its source does not; on by default"
+    )
     sampling: SamplingOptions | None = None  # sample `n_best` targets instead of searching
-    forbid_loops: bool = False  # never repeat a short sequence of tokens over and over
     banned_first: tuple[int, ...] = ()  # tokens that no target starts with
     rank_truncated_equally: bool = False  # rank hypotheses cut at max_length by score; False: after finished ones
 
@@ -236,11 +239,11 @@ class PhraseConstraints:
 
     prefix: str = ""
     prefix_is_partial: bool = False  # the last word of the prefix may be continued
-    required: tuple[str, ...] = ()
-    banned: tuple[str, ...] = ()  # in any case
+    require: tuple[str, ...] = ()
+    ban: tuple[str, ...] = ()  # in any case
 
     def __post_init__(self) -> None:
-        for name in ("required", "banned"):
+        for name in ("require", "ban"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # a list is accepted
 
     @property
@@ -250,16 +253,16 @@ class PhraseConstraints:
         return last.isspace() or (last.isalnum() and not self.prefix_is_partial)
 
     def extend(
-        self, prefix: str | None = None, required: Sequence[str] = (), banned: Sequence[str] = ()
+        self, prefix: str | None = None, require: Sequence[str] = (), ban: Sequence[str] = ()
     ) -> PhraseConstraints:
         """Return these constraints with more phrases, and with another prefix unless it is None."""
-        if prefix is None and not required and not banned:
+        if prefix is None and not require and not ban:
             return self
         return PhraseConstraints(
             prefix=self.prefix if prefix is None else prefix,
             prefix_is_partial=self.prefix_is_partial and prefix is None,
-            required=(*self.required, *required),
-            banned=(*self.banned, *banned),
+            require=(*self.require, *require),
+            ban=(*self.ban, *ban),
         )
 
 
@@ -293,7 +296,7 @@ class SearchRequest:
     prefix_ends_word: bool = False  # a new word must follow the prefix
     rng_key: int = 0  # sampling depends on it
     max_length: int = 0  # of the target, with the end token
-    forbid_loops: bool = False
+    forbid_loops: bool = False  # never repeat a short sequence of tokens over and over
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -34,7 +34,6 @@ class TranslateRequest:
     alignment: bool = False
     mbr_candidates: int = 0
     split_sentences: bool = False
-    allow_loops: bool = False  # keep translations that repeat themselves
     is_html: bool = False  # texts are HTML, whose tags are kept; without alignment and alternatives
 
     @property

@@ -437,7 +437,6 @@ def build_search_arguments(request: TranslateRequest, direction: Direction) -> d
         "glossary": Glossary.from_terms(dict(request.glossary)) if request.glossary else None,
         "split_sentences": request.split_sentences,
         "source_lang": direction.source,
-        "prevent_repetition": not request.allow_loops,
     }
 
 

@@ -234,7 +234,7 @@ def test_no_token_closes_a_loop(K: int, device: torch.device, dtype_of: torch.dt
     tokens = make_loops(units, K, rng)
     parents = [[rng.randrange(K) for _ in range(K)] for _ in tokens]
     logits = torch.randn(R * K, WORDS, device=device).to(dtype_of)
-    constraint = NoLoops(device, all_requests=False)
+    constraint = NoLoops(device)
     state = constraint.build_initial_state(requests).repeat_interleave(K, 0)
     for index in range(R * K):
         first, length, k = index // K * LIMIT, lengths[index // K], index % K
@@ -304,7 +304,7 @@ def search_on_gpu(
 def get_search(
     model: Seq2Seq, requests: list[SearchRequest], context: SearchContext
 ) -> beam_search.GpuBeamSearch | None:
-    batch = RequestBatch.from_requests(requests, False)
+    batch = RequestBatch.from_requests(requests)
     return eligibility.get_gpu_search(model, batch, context, list_suppressed_tokens(START, END, (PAD,)))
 
 
@@ -407,7 +407,7 @@ def test_a_batch_gives_the_same_as_its_requests(device: torch.device) -> None:
     context = make_context(SearchOptions(beam_size=2, n_best=2), device)
     order = sort_by_length(requests)
     result = make_engine(model, context, 2, True).search_batch(
-        RequestBatch.from_requests([requests[i] for i in order], False), context.options
+        RequestBatch.from_requests([requests[i] for i in order]), context.options
     )
     assert isinstance(result, HypothesisBatch)
     got = dict(zip(order, result.to_hypotheses(2), strict=True))
@@ -423,7 +423,7 @@ def test_loops_are_forbidden_per_request(beams: int, device: torch.device) -> No
     requests = [
         replace(request, max_length=limit, forbid_loops=request.rng_key % 3 > 0) for request in make_requests(count, 30)
     ]
-    context = make_context(SearchOptions(beam_size=beams), device, (NoLoops(device, all_requests=False),))
+    context = make_context(SearchOptions(beam_size=beams), device, (NoLoops(device),))
     expected, got = (
         search_by_reference(model, requests, context),
         search_on_gpu(model, requests, context, 2 if INTERPRETER_MODE else 24),
@@ -634,12 +634,12 @@ def test_after_running_out_of_memory_fewer_rows_are_used(device: torch.device, m
     monkeypatch.setattr(beam_search.GpuBeamSearch, "_search", short)
     model, context, search = make_search(device)
     batch_of_9, batch_of_1 = (
-        RequestBatch.from_requests([SearchRequest(source_ids=[5], max_length=9)] * count, False) for count in (9, 1)
+        RequestBatch.from_requests([SearchRequest(source_ids=[5], max_length=9)] * count) for count in (9, 1)
     )
-    assert search.search(model, batch_of_9, context, 1000, check_cancelled) is None
+    assert search.search(batch_of_9, context, 1000, check_cancelled) is None
     assert search.buffers is None
-    assert search.search(model, batch_of_9, context, 1000, check_cancelled) is None
-    assert [search.search(model, batch_of_9, context, 1000, check_cancelled) for _ in range(3)] == [
+    assert search.search(batch_of_9, context, 1000, check_cancelled) is None
+    assert [search.search(batch_of_9, context, 1000, check_cancelled) for _ in range(3)] == [
         batch_of_9,
         None,
         batch_of_9,
@@ -647,7 +647,7 @@ def test_after_running_out_of_memory_fewer_rows_are_used(device: torch.device, m
     assert attempts == [(9, 1000), (9, 4), (9, 2), (9, 4), (9, 2)]
     room[0] = 0
     with pytest.raises(torch.OutOfMemoryError):
-        search.search(model, batch_of_1, context, 1000, check_cancelled)
+        search.search(batch_of_1, context, 1000, check_cancelled)
 
 
 def check_cancelled() -> None:
@@ -659,7 +659,7 @@ def test_a_batch_that_does_not_fit_is_refused_unless_it_is_one_request(
 ) -> None:
     _, context, search = make_search(device)
     batch_of_1, batch_of_2 = (
-        RequestBatch.from_requests([SearchRequest(source_ids=[5] * 3, max_length=9)] * count, False) for count in (1, 2)
+        RequestBatch.from_requests([SearchRequest(source_ids=[5] * 3, max_length=9)] * count) for count in (1, 2)
     )
     monkeypatch.setattr(beam_search, "estimate_max_source_tokens", lambda *_: 6)
     assert search.has_room_for(batch_of_2, context)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SUPPORTED_OPTIONS = frozenset({
     "beam_size", "length_penalty", "length_penalty_type", "n_best", "max_length", "min_length", "patience",
-    "diversity_penalty", "forbid_loops", "rank_truncated_equally",
+    "diversity_penalty", "prevent_loops", "rank_truncated_equally",
 })  # fmt: skip
 SUPPORTED_REQUEST_FIELDS = frozenset({"source_ids", "rng_key", "max_length", "forbid_loops", "prefix_ends_word"})
 MAX_SEARCHES_PER_MODEL = 2  # with different numbers of beams, for instance

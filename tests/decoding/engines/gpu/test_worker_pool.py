@@ -32,7 +32,7 @@ from tests.training.toys import model
 WAIT = 60  # seconds for a process to start
 PLAIN: list[str] = [*corpus_lines()[0][:4], "", "  a dog ", "a dog"]
 LONG = "a dog sees a man. " * 60
-CONSTRAINTS = PhraseConstraints(prefix="ein", required=("Hund",), banned=("Mann",))
+CONSTRAINTS = PhraseConstraints(prefix="ein", require=("Hund",), ban=("Mann",))
 
 
 @pytest.fixture(scope="module")
