@@ -118,7 +118,7 @@ class TorchEngine(Generic[State]):
                 if not search.has_room_for(batch, context):
                     return Unavailable.OUT_OF_MEMORY
                 max_rows = self._choose_max_rows(batch, context.num_beams)
-                result = search.search(self.model, batch, context, max_rows, self.check_cancelled)
+                result = search.search(batch, context, max_rows, self.check_cancelled)
                 return result or Unavailable.OUT_OF_MEMORY
             except eligibility.get_recoverable_errors() as error:
                 eligibility.drop_cached_searches(self.model, failed=not isinstance(error, torch.OutOfMemoryError))
