@@ -370,7 +370,7 @@ class FailingSearch:
     def has_room_for(self, batch: RequestBatch, context: object) -> bool:
         return len(batch) <= 2
 
-    def search(self, model: object, batch: RequestBatch, *_: Any) -> HypothesisBatch:
+    def search(self, batch: RequestBatch, *_: Any) -> HypothesisBatch:
         if self.searched:
             raise self.error
         self.searched = (

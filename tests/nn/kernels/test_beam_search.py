@@ -16,16 +16,13 @@ from torch import Tensor
 
 from attent.decoding.constraints.base import GeneratedTokens
 from attent.decoding.constraints.token_rules import (
-    MAX_LOOP_PERIOD,
-    MIN_LOOP_REPEATS,
-    MIN_LOOP_TOKENS,
     MinLength,
     NoLoops,
     NoRepeatNgram,
     has_loop,
 )
 from attent.decoding.engines.gpu import beam_search, eligibility, kernels
-from attent.decoding.engines.gpu.inference_model import find_unsupported_reason
+from attent.decoding.engines.gpu.inference_model import attend_within_sources, find_unsupported_reason
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, sort_by_length
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import Hypothesis, SamplingOptions, SearchOptions, SearchRequest
@@ -34,7 +31,7 @@ from attent.inspection import record
 from attent.inspection.ablate import ModelPart, mask_heads
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
-from attent.nn import AlibiConfig, LearnedConfig, Mask, StackConfig
+from attent.nn import AlibiConfig, Attention, LearnedConfig, Mask, Packing, StackConfig
 from attent.nn.dot_product import attend_explicit
 from attent.nn.kernels import INTERPRETER_MODE
 from tests.decoding.toy_models import to_ids
@@ -68,7 +65,6 @@ def specialize_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         "add_norm_kernel",
         "attend_past_kernel",
         "attend_memory_kernel",
-        "attend_within_sources_kernel",
         "group_max_kernel",
         "forbid_loops_kernel",
         "topk_kernel",
@@ -155,12 +151,14 @@ def test_the_beams_of_a_row_attend_to_its_source(device: torch.device, dtype_of:
         )
 
 
-def test_a_source_attends_to_itself_only(device: torch.device, dtype_of: torch.dtype) -> None:
-    H, kv_heads, D, lengths = 4, 2, 16, [40, 33, 16, 3, 1]
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_a_source_attends_to_itself_only(kv_heads: int, device: torch.device, dtype_of: torch.dtype) -> None:
+    H, D, lengths = 4, 16, [40, 33, 16, 3, 1]
     offsets = [sum(lengths[:i]) for i in range(len(lengths))]
+    attention = Attention(StackConfig(width=H * D, heads=H, kv_heads=kv_heads, scale=0.3))
     qkv = torch.randn(sum(lengths), (H + 2 * kv_heads) * D, device=device).to(dtype_of)
-    spans = (torch.tensor(x, dtype=torch.int32, device=device) for x in (offsets, lengths))
-    got = kernels.attend_within_sources(qkv, *spans, max(lengths), (H, kv_heads, D), 0.3).float()
+    packing = Packing.from_lengths([lengths], device=device)
+    got = attend_within_sources(qkv, Mask(packing=(packing, packing)), attention).float()
     for begin, length in zip(offsets, lengths, strict=True):
         source_qkv = qkv[begin : begin + length].float().unflatten(-1, (-1, D)).transpose(0, 1)[None]
         expected = (
@@ -217,7 +215,6 @@ def make_loops(units: list[list[int]], K: int, rng: random.Random) -> list[list[
 
 
 WORDS, LIMIT = 200, 40
-LOOP_LIMITS = kernels.LoopLimits(MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, MIN_LOOP_TOKENS)
 
 
 @pytest.mark.parametrize("K", [1, 3])
@@ -226,7 +223,7 @@ def test_no_token_closes_a_loop(K: int, device: torch.device, dtype_of: torch.dt
     allowed. Some are just long enough for a loop, others not."""
     R, rng = 16 if INTERPRETER_MODE else 200, random.Random(K)
     units = [[rng.randrange(4, WORDS) for _ in range(row % 8 + 1)] for row in range(R - 1)] + [[WORDS - 1]]
-    shortest = [LOOP_LIMITS.count_tokens_before(len(unit)) for unit in units]
+    shortest = [kernels.LOOP_HISTORIES[len(unit) - 1] for unit in units]
     lengths = [rng.choice((length, length, length - 1, 0, 1, 39)) for length in shortest]
     rows = make_rows(lengths, [0] * R, LIMIT, device)
     rows[:, 6] = rows[:, 2]  # trees and caches have the same layout
@@ -246,7 +243,6 @@ def test_no_token_closes_a_loop(K: int, device: torch.device, dtype_of: torch.dt
     for row, length in enumerate(lengths):
         halves[1 - length % 2, row] = (halves[length % 2, row] + 1) % K  # of the previous step
     past = SimpleNamespace(
-        loop_limits=LOOP_LIMITS,
         forbid_loops=torch.tensor([request.forbid_loops for request in requests], dtype=torch.int32, device=device),
         tree_tokens=torch.tensor(tokens, dtype=torch.int32, device=device),
         ancestors=halves.view(2, -1),
@@ -576,26 +572,23 @@ def make_search(device: torch.device, beams: int = 2) -> tuple[Seq2Seq, SearchCo
 
 
 def test_buffers_that_grow_still_fit_earlier_searches(device: torch.device) -> None:
-    model, context, search = make_search(device)
+    _, context, search = make_search(device)
     long = replace(beam_search.MIN_BUFFER_SIZES, max_target_length=3000, cache_positions=3000)
     many = replace(beam_search.MIN_BUFFER_SIZES, sources=5000, rows=96)
-    first = search._ensure_buffers(model, beam_search.MIN_BUFFER_SIZES, context)
-    assert (
-        search._ensure_buffers(model, replace(beam_search.MIN_BUFFER_SIZES, rows=1, max_target_length=2), context)
-        is first
-    )
-    search._ensure_buffers(model, long, context)
-    both = search._ensure_buffers(model, many, context)
-    assert search._ensure_buffers(model, long, context) is both
-    assert search._ensure_buffers(model, many, context) is both
+    first = search._ensure_buffers(beam_search.MIN_BUFFER_SIZES, context)
+    assert search._ensure_buffers(replace(beam_search.MIN_BUFFER_SIZES, rows=1, max_target_length=2), context) is first
+    search._ensure_buffers(long, context)
+    both = search._ensure_buffers(many, context)
+    assert search._ensure_buffers(long, context) is both
+    assert search._ensure_buffers(many, context) is both
     none = torch.zeros(0, kernels.ROW_FIELDS, dtype=torch.int32, device=device)
     both.reset(none, none[:, : kernels.SOURCE_FIELDS], none[:, 0], context)
     assert both.settings.tolist() == [0, beam_search.INT32_MAX]
 
 
 def test_compaction_keeps_the_order_of_active_rows(device: torch.device) -> None:
-    model, context, search = make_search(device)
-    buffers = search._ensure_buffers(model, beam_search.MIN_BUFFER_SIZES, context)
+    _, context, search = make_search(device)
+    buffers = search._ensure_buffers(beam_search.MIN_BUFFER_SIZES, context)
     buffers.rows[:, 0] = torch.tensor([-1, 5, -1, 2, 7, -1, -1, -1])
     buffers.input_tokens[:] = torch.arange(16, device=device).view(8, 2)
     buffers.compact_rows(4)
@@ -607,9 +600,9 @@ def test_compaction_keeps_the_order_of_active_rows(device: torch.device) -> None
 
 
 def test_allocated_rows_depend_on_the_target_length(device: torch.device) -> None:
-    model, context, search = make_search(device)
+    _, context, search = make_search(device)
     assert search._count_allocated_rows(2) == 0
-    search._ensure_buffers(model, replace(beam_search.MIN_BUFFER_SIZES, rows=40, cache_positions=1024), context)
+    search._ensure_buffers(replace(beam_search.MIN_BUFFER_SIZES, rows=40, cache_positions=1024), context)
     assert search._count_allocated_rows(2) == 40
     assert search._count_allocated_rows(100) == 10
 
@@ -618,21 +611,16 @@ def test_after_running_out_of_memory_fewer_rows_are_used(device: torch.device, m
     attempts, room = [], [2]
 
     def short(
-        search: beam_search.GpuBeamSearch,
-        model: Seq2Seq,
-        batch: RequestBatch,
-        context: SearchContext,
-        max_rows: int,
-        stop: Any,
+        search: beam_search.GpuBeamSearch, batch: RequestBatch, context: SearchContext, max_rows: int, stop: Any
     ) -> Any:
-        search._ensure_buffers(model, beam_search.MIN_BUFFER_SIZES, context)
+        search._ensure_buffers(beam_search.MIN_BUFFER_SIZES, context)
         attempts.append((len(batch), max_rows))
         if max_rows > room[0]:
             raise torch.OutOfMemoryError
         return batch
 
     monkeypatch.setattr(beam_search.GpuBeamSearch, "_search", short)
-    model, context, search = make_search(device)
+    _, context, search = make_search(device)
     batch_of_9, batch_of_1 = (
         RequestBatch.from_requests([SearchRequest(source_ids=[5], max_length=9)] * count) for count in (9, 1)
     )

@@ -21,13 +21,14 @@ from torch import Tensor
 
 from attent.data.arrays import Array
 from attent.decoding.constraints.base import NEG_INF
-from attent.decoding.constraints.token_rules import MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, MIN_LOOP_TOKENS, MinLength
+from attent.decoding.constraints.token_rules import MinLength
 from attent.decoding.engines.gpu import kernels
 from attent.decoding.engines.gpu.inference_model import GpuLayerCache, InferenceDecoder, InferenceModel
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, exclusive_cumsum
 from attent.decoding.search import BeamState, HypothesisTensors, SearchContext, select_n_best
 from attent.models import Seq2Seq
 from attent.nn.kernels.cuda_graphs import capture_graph
+from attent.nn.masks import Packing
 
 POLL_INTERVAL = 4  # steps between reads of the number of active rows; each value is one interval old
 MIN_ROWS = 8
@@ -87,7 +88,6 @@ class SearchBuffers:
         self.score_divisors = floats(sizes.max_target_length + 2)  # by length
         self.sources = ints(sizes.sources, kernels.SOURCE_FIELDS)
         self.forbid_loops = ints(sizes.sources)  # nonzero: forbidden
-        self.loop_limits = kernels.LoopLimits(MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, MIN_LOOP_TOKENS)
         self.lengths = ints(sizes.sources)  # tokens generated
         self.finished_counts = ints(sizes.sources)
         self.log_probs = floats(sizes.sources, K)  # of the beams
@@ -257,13 +257,13 @@ class GpuBeamSearch:
         while first < len(batch):
             last = max(first + 1, int(np.searchsorted(ends, offsets[first] + ENCODER_BATCH_TOKENS, "right")))
             sources, tokens = slice(first, last), slice(int(offsets[first]), int(ends[last - 1]))
-            states = self.inference_model.encoder.encode(
-                device_batch.token_ids[tokens],
-                device_batch.positions[tokens],
-                device_batch.encoder_order_offsets[sources] - tokens.start,
-                device_batch.encoder_order_lengths[sources],
+            packing = Packing(
+                device_batch.segments[None, tokens] - first,
+                device_batch.positions[None, tokens],
+                device_batch.ends[None, sources] - tokens.start,
                 int(lengths[first]),
             )
+            states = self.inference_model.encoder.encode(device_batch.token_ids[tokens], packing)
             self.inference_model.decoder.cache_memory(states, buffers.layer_caches, tokens.start)
             first = last
 
@@ -337,16 +337,17 @@ class AsyncRowCount:
 
 class DeviceBatch(NamedTuple):
     token_ids: Tensor
+    segments: Tensor  # index of each token's source in encoder order
     positions: Tensor
-    encoder_order_offsets: Tensor
-    encoder_order_lengths: Tensor
+    ends: Tensor  # of the sources in encoder order
     sources: Tensor
     forbid_loops: Tensor
     rows: Tensor
 
 
 def copy_to_device(batch: RequestBatch, num_rows: int, device: torch.device) -> DeviceBatch:
-    positions = np.arange(len(batch.token_ids)) - np.repeat(batch.encoder_order_offsets, batch.encoder_order_lengths)
+    segments = np.repeat(np.arange(len(batch)), batch.encoder_order_lengths)
+    positions = np.arange(len(batch.token_ids)) - batch.encoder_order_offsets[segments]
     tree_starts = exclusive_cumsum(batch.max_target_lengths)
     sources = np.stack(
         [batch.decoder_order_offsets, batch.decoder_order_lengths, batch.max_target_lengths, tree_starts], 1
@@ -357,9 +358,9 @@ def copy_to_device(batch: RequestBatch, num_rows: int, device: torch.device) -> 
     rows[:, kernels.ROW_MEMORY_START.value : kernels.ROW_TREE_START.value + 1] = sources[:num_rows]
     arrays = [
         batch.token_ids,
+        segments,
         positions,
-        batch.encoder_order_offsets,
-        batch.encoder_order_lengths,
+        batch.encoder_order_offsets + batch.encoder_order_lengths,
         sources,
         batch.forbid_loops,
         rows,

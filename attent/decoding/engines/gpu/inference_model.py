@@ -24,6 +24,8 @@ from attent.nn.dropout import Dropout
 from attent.nn.feedforward import FeedForward
 from attent.nn.frontends import TokenEmbedding
 from attent.nn.fused import FusedBlock, FusedFeedForward
+from attent.nn.kernels.packed_attention import attend_packed_qkv
+from attent.nn.masks import Mask, Packing
 from attent.nn.positions import LearnedPositions, Positions, SinusoidalPositions
 
 SUPPORTED_MODULES = (
@@ -109,6 +111,16 @@ def run_feedforward(feedforward: FeedForward, x: Tensor) -> Tensor:
     return feedforward.contract(torch._addmm_activation(expand.bias, x, expand.weight.t()))
 
 
+def attend_within_sources(qkv: Tensor, mask: Mask, attention: Attention) -> Tensor:
+    """(N, (H + 2 Hkv) * D) -> (N, H * D); `mask` packs the sources in one row."""
+    heads, kv_heads = attention.heads, attention.kv_heads
+    q, kv = qkv.unflatten(-1, (-1, attention.head_width))[None].split([heads, 2 * kv_heads], 2)
+    kv = kv.unflatten(2, (2, kv_heads))  # (1, N, 2, Hkv, D)
+    kv = kv if kv_heads == heads else kv.repeat_interleave(heads // kv_heads, 3)
+    out = attend_packed_qkv(q[:, :, None], kv, None, None, mask, attention.scale, dropout=0.0)
+    return out[0].transpose(0, 1).flatten(1)  # (1, H, N, D) -> (N, H * D)
+
+
 @dataclass(frozen=True, eq=False)
 class GpuLayerCache:
     """The KV cache of one layer: of targets (Hkv, columns, D), and of sources (tokens, 2, Hkv, D)."""
@@ -180,16 +192,15 @@ class InferenceStack:
 
 
 class InferenceEncoder(InferenceStack):
-    def encode(self, token_ids: Tensor, positions: Tensor, offsets: Tensor, lengths: Tensor, max_length: int) -> Tensor:
-        """Tokens (N,) at positions (N,) of S sources that start at `offsets` (S,) -> (N, E)."""
-        norms = iter(self.norms)
-        embedded = F.embedding(token_ids, self.embedding_weight) * self.scale + self.position_embeddings[positions]
+    def encode(self, token_ids: Tensor, packing: Packing) -> Tensor:
+        """Tokens (N,) of sources that are packed in one row -> (N, E)."""
+        norms, mask = iter(self.norms), Mask(packing=(packing, packing))
+        positions = self.position_embeddings[packing.positions[0]]
+        embedded = F.embedding(token_ids, self.embedding_weight) * self.scale + positions
         x, h = self.start_residual(embedded)
         for block, qkv in zip(self.blocks, self.qkv, strict=True):
-            attention = block.self_attn
-            heads = (attention.heads, attention.kv_heads, attention.head_width)
-            y = kernels.attend_within_sources(qkv(h), offsets, lengths, max_length, heads, attention.scale)
-            x, h = self.add_and_norm(x, attention.output(y), next(norms))
+            y = attend_within_sources(qkv(h), mask, block.self_attn)
+            x, h = self.add_and_norm(x, block.self_attn.output(y), next(norms))
             x, h = self.add_and_norm(x, run_feedforward(block.feedforward, h), next(norms))
         return h
 

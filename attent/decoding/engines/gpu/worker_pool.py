@@ -10,25 +10,19 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from attent.data.process_pool import bind_to_parent, block_sigint, hide_main_script
-from attent.decoding.engines.gpu.eligibility import SUPPORTED_REQUEST_FIELDS
+from attent.decoding.engines.gpu.eligibility import supports_requests
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable, search_in_batches
-from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck, are_supported
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
 
 READY = "ready"
-# Requests and hypotheses are sent as tuples: thousands are pickled at once.
-REQUEST_FIELDS = [field.name for field in fields(SearchRequest)]
-HYPOTHESIS_FIELDS = [field.name for field in fields(Hypothesis)]
-pack_request, pack_hypothesis = attrgetter(*REQUEST_FIELDS), attrgetter(*HYPOTHESIS_FIELDS)
 JOIN_TIMEOUT = 5  # seconds
 
 Result = TypeVar("Result")
@@ -47,7 +41,7 @@ class Searcher(Protocol):
 
 
 class SearchCall(NamedTuple):
-    requested: RequestBatch | list[tuple[Any, ...]]
+    requested: RequestBatch | list[SearchRequest]
     options: SearchOptions
 
 
@@ -141,15 +135,9 @@ class TextWorker:
         try:
             if isinstance(call.requested, RequestBatch):
                 return self.searcher.search_batch(call.requested, call.options, should_stop)
-            requests = [unpack_request(row) for row in call.requested]
-            results = self.searcher.search(requests, call.options, should_stop)
+            return self.searcher.search(call.requested, call.options, should_stop)
         except ValueError as error:  # an impossible request: the worker knows which line it belongs to
             return error
-        return [[pack_hypothesis(hypothesis) for hypothesis in hypotheses] for hypotheses in results]
-
-
-def unpack_request(row: tuple[Any, ...]) -> SearchRequest:
-    return SearchRequest(**dict(zip(REQUEST_FIELDS, row, strict=True)))
 
 
 # --- in the worker process -----------------------------------------------------------------------------------------
@@ -166,8 +154,7 @@ class RemoteEngine:
         self, requests: Sequence[SearchRequest], options: SearchOptions
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         remaining = set(range(len(requests)))
-        plain = are_supported(requests, SUPPORTED_REQUEST_FIELDS)
-        if plain and options not in self.unsupported:
+        if options not in self.unsupported and supports_requests(requests):
             for index, hypotheses in search_in_batches(
                 requests, options, lambda batch: self._search_batch(batch, options)
             ):
@@ -175,9 +162,8 @@ class RemoteEngine:
                 yield index, hypotheses
         if remaining:
             indices = sorted(remaining)
-            results = self._call(SearchCall([pack_request(requests[index]) for index in indices], options))
-            for index, rows in zip(indices, results, strict=True):
-                yield index, [Hypothesis(**dict(zip(HYPOTHESIS_FIELDS, row, strict=True))) for row in rows]
+            results = self._call(SearchCall([requests[index] for index in indices], options))
+            yield from zip(indices, results, strict=True)
 
     def _search_batch(self, batch: RequestBatch, options: SearchOptions) -> HypothesisBatch | Unavailable:
         result: HypothesisBatch | Unavailable = self._call(SearchCall(batch, options))
