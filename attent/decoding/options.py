@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from attent.storage.errors import AttentError
@@ -372,24 +371,27 @@ class GenerationOptions:
         return SamplingOptions(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
 
 
+FinishReason = Literal["end", "stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A text that continues a prompt."""
+
+    prompt: str
+    prompt_tokens: int
+    text: str  # up to the end, or to the stop string
+    token_ids: tuple[int, ...]  # without the end token; up to the token that completes a stop string
+    log_prob: float  # sum over these tokens and the end token if there is one
+    finish_reason: FinishReason  # end: end token; stop: stop string; length: truncated
+
+
 def check_minimum(name: str, value: float, minimum: float) -> None:
     if not isinstance(value, int | float) or not minimum <= value < float("inf"):
         raise InputError(f"`{name}` must be {minimum} or more, but is {value!r}")
 
 
 # --- engines list the options that they support; any other goes to the torch engine, so that none is ever ignored ----
-
-
-def are_supported(values: Sequence[DataclassInstance], supported: frozenset[str]) -> bool:
-    """True if `find_unsupported_field` finds nothing in any of `values`, which are of one type; fast for thousands."""
-    if not values:
-        return True
-    others = list_unsupported_fields(type(values[0]), supported)
-    names = [name for name, default in others if not default]
-    if len(names) != len(others) or len(names) < 2:  # attrgetter returns a tuple for two names or more
-        return all(find_unsupported_field(value, supported) is None for value in values)
-    get_fields = attrgetter(*names)
-    return not any(any(get_fields(value)) for value in values)
 
 
 def find_unsupported_field(value: DataclassInstance, supported: frozenset[str]) -> str | None:

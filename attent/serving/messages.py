@@ -2,9 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from attent.decoding.options import NO_CONSTRAINTS, GenerationOptions, PhraseConstraints, SearchOptions, StopCheck
+from attent.decoding.options import (
+    NO_CONSTRAINTS,
+    DeviceOptions,
+    GenerationOptions,
+    PhraseConstraints,
+    SearchOptions,
+    StopCheck,
+)
+from attent.serving.limits import Limits
 
 Languages = tuple[str | None, str | None]  # of the source and the target
 AUTO = "auto"  # as a source language: detect it
@@ -78,14 +87,6 @@ class CompletionRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Completion:
-    text: str
-    finish_reason: str  # stop or length, as in OpenAI's API
-    token_count: int
-    prompt_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Direction:
     """A pair of languages and the model that translates between them."""
 
@@ -96,6 +97,17 @@ class Direction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """The models, device and limits of a worker."""
+
+    folders: tuple[Path, ...]
+    device: DeviceOptions = DeviceOptions()  # noqa: RUF009 - frozen
+    languages: Languages = (None, None)  # of models whose folders do not say them
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
+    adapters: tuple[tuple[str, Path], ...] = ()  # (name, folder)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServiceInfo:
     """The models of a service, as a worker reports them when it is ready."""
 
@@ -103,3 +115,7 @@ class ServiceInfo:
     models: tuple[dict[str, Any], ...] = ()  # name, kind ("translation" or "generation"), number of parameters
     language_names: dict[str, str] = field(default_factory=dict)  # tag -> English name
     file_suffixes: tuple[str, ...] = ()
+
+    @property
+    def language_pairs(self) -> tuple[tuple[str, str], ...]:
+        return tuple(dict.fromkeys((each.source, each.target) for each in self.directions))
