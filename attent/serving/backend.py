@@ -17,14 +17,16 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
-from attent.serving.limits import ApiError, ServeError, make_internal_error, make_unavailable_error
-from attent.serving.messages import CallContext, ServiceConfig, ServiceInfo
+from attent.decoding.options import DeviceOptions
+from attent.serving.limits import ApiError, Limits, ServeError, make_internal_error, make_unavailable_error
+from attent.serving.messages import CallContext, Languages, ServiceInfo
 from attent.storage.errors import FolderError
 from attent.storage.manifest import MANIFEST_FILE, read_manifest
 
@@ -46,10 +48,20 @@ SWITCH_INTERVAL = 5e-4  # seconds until Python switches threads: a request passe
 log = logging.getLogger("attent.serving")
 
 
-def load_service(config: ServiceConfig, notify: Callable[[str], None] | None = None) -> "TranslationService":
-    from attent.serving.service import TranslationService  # imports torch
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """The models, device and limits of a worker."""
 
-    return TranslationService(config, notify)
+    folders: tuple[Path, ...]
+    device: DeviceOptions = DeviceOptions()  # noqa: RUF009 - frozen
+    languages: Languages = (None, None)  # of models whose folders do not say them
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
+    adapters: tuple[tuple[str, Path], ...] = ()  # (name, folder)
+
+    def load(self, notify: Callable[[str], None] | None = None) -> "TranslationService":
+        from attent.serving.service import TranslationService  # imports torch
+
+        return TranslationService(self, notify)
 
 
 class RunningCalls:
@@ -352,7 +364,7 @@ def run_worker(connection: Connection, config: ServiceConfig) -> None:
     sender = MessageSender(connection)
     send = sender.send
     try:
-        service = load_service(config, lambda text: send((-1, "note", text)))
+        service = config.load(lambda text: send((-1, "note", text)))
     except Exception as error:  # noqa: BLE001 - raised in the front end
         is_explained = isinstance(error, (ValueError, OSError, ImportError))
         send((-1, "error", ServeError(str(error) if is_explained else f"{type(error).__name__}: {error}")))

@@ -2,18 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from attent.decoding.options import (
-    NO_CONSTRAINTS,
-    DeviceOptions,
-    GenerationOptions,
-    PhraseConstraints,
-    SearchOptions,
-    StopCheck,
-)
-from attent.serving.limits import Limits
+from attent.decoding.options import NO_CONSTRAINTS, GenerationOptions, PhraseConstraints, SearchOptions, StopCheck
 
 Languages = tuple[str | None, str | None]  # of the source and the target
 AUTO = "auto"  # as a source language: detect it
@@ -94,17 +85,6 @@ class Direction:
     target: str
     model: str
     tag: str | None = None  # the target language as the model's own tag, for a multilingual model
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServiceConfig:
-    """The models, device and limits of a worker."""
-
-    folders: tuple[Path, ...]
-    device: DeviceOptions = DeviceOptions()  # noqa: RUF009 - frozen
-    languages: Languages = (None, None)  # of models whose folders do not say them
-    limits: Limits = Limits()  # noqa: RUF009 - frozen
-    adapters: tuple[tuple[str, Path], ...] = ()  # (name, folder)
 
 
 @dataclass(frozen=True, kw_only=True)

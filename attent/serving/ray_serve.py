@@ -14,10 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attent.decoding.ray_cluster import connect_to_ray, get_reason
 from attent.serving import limits
-from attent.serving.backend import MAX_ATTEMPTS, LocalBackend, load_service
+from attent.serving.backend import MAX_ATTEMPTS, LocalBackend, ServiceConfig
 from attent.serving.gateway import ServerOptions
 from attent.serving.limits import ServeError
-from attent.serving.messages import ServiceConfig
 from attent.serving.translation_app import TranslationApp
 
 APP_NAME = "attent"
@@ -41,7 +40,7 @@ def serve_on_ray(
     """
 
     def build_app() -> ASGIApp:  # in each replica; Ray waits for its running requests before it stops a replica
-        app = TranslationApp(LocalBackend(load_service(config)), options)
+        app = TranslationApp(LocalBackend(config.load()), options)
 
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "lifespan":

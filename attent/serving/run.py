@@ -17,10 +17,9 @@ from typing import Any
 
 from attent.decoding.options import DeviceOptions
 from attent.serving.app import HttpApp
-from attent.serving.backend import WorkerPool
+from attent.serving.backend import ServiceConfig, WorkerPool
 from attent.serving.gateway import ServerOptions
 from attent.serving.limits import LOCAL_HOSTS, ServeError
-from attent.serving.messages import ServiceConfig
 from attent.serving.translation_app import TranslationApp
 from attent.storage.hub import locate_model
 

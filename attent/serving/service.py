@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attent.data.formats.registry import detect_document_format, list_document_suffixes, scan_document
 from attent.data.pairs import ANY_LANGUAGES, CorpusError
@@ -47,7 +47,6 @@ from attent.serving.messages import (
     FileRequest,
     Languages,
     ScoredText,
-    ServiceConfig,
     ServiceInfo,
     TextTranslation,
     TranslateRequest,
@@ -56,6 +55,9 @@ from attent.storage.errors import FolderError
 from attent.storage.hub import find_origin
 from attent.text.language_id import LanguageIdentifier, detect_language
 from attent.text.language_tags import choose_tag, get_language_name, is_same_language
+
+if TYPE_CHECKING:
+    from attent.serving.backend import ServiceConfig
 
 GPU_BATCH_TOKENS = 65_536  # sources x longest source x beams; one batch takes a few dozen milliseconds
 PLAIN_TEXT_SUFFIX = ".txt"
@@ -88,7 +90,7 @@ class BatchedTranslator(Translator):
 
 
 class TranslationService:
-    def __init__(self, config: ServiceConfig, notify: Callable[[str], None] | None = None) -> None:
+    def __init__(self, config: "ServiceConfig", notify: Callable[[str], None] | None = None) -> None:
         """Load the models."""
         self.limits = config.limits
         self.translators: dict[str, BatchedTranslator] = {}
@@ -108,7 +110,7 @@ class TranslationService:
             for direction in list_directions(name, translator, config.languages)
         )
 
-    def _load_model(self, folder: Path, config: ServiceConfig, notify: Callable[[str], None] | None) -> None:
+    def _load_model(self, folder: Path, config: "ServiceConfig", notify: Callable[[str], None] | None) -> None:
         check_model_exists(folder)
         device, (src, tgt) = config.device, config.languages
         name = self._choose_name(folder)

@@ -21,7 +21,8 @@ from attent.decoding.translator import TranslationError, Translator
 from attent.models import Seq2Seq
 from attent.models.weights import write_adapter
 from attent.nn.lora import AdaptedLinear, add_lora, merge_lora, split_parameters
-from attent.serving.messages import CallContext, ServiceConfig, TranslateRequest
+from attent.serving.backend import ServiceConfig
+from attent.serving.messages import CallContext, TranslateRequest
 from attent.serving.service import TranslationService
 from attent.storage.errors import FolderError
 from attent.training.loop import write_model

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from attent.serving import backend as backends
-from attent.serving.backend import LocalBackend, WorkerPool
+from attent.serving.backend import LocalBackend, ServiceConfig, WorkerPool
 from attent.serving.limits import ApiError
-from attent.serving.messages import CallContext, ServiceConfig, ServiceInfo
+from attent.serving.messages import CallContext, ServiceInfo
 from attent.serving.translation_app import TranslationApp
 from attent.storage.manifest import hash_file, write_manifest
 from tests.serving.toy import exchange, http_scope

@@ -25,7 +25,7 @@ from attent.decoding.options import SamplingOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.serving import backend as backends
 from attent.serving.api_v1 import TranslateBody, build_translate_request
-from attent.serving.backend import LocalBackend, ModelBackend, WorkerPool
+from attent.serving.backend import LocalBackend, ModelBackend, ServiceConfig, WorkerPool
 from attent.serving.endpoints import SuggestRequest
 from attent.serving.gateway import ServerOptions, TranslationCache
 from attent.serving.limits import Limits, ServeError
@@ -33,7 +33,6 @@ from attent.serving.messages import (
     AUTO,
     CallContext,
     Direction,
-    ServiceConfig,
     ServiceInfo,
     TextTranslation,
     TranslateRequest,

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attent.decoding.options import DeviceOptions
-from attent.serving.backend import LocalBackend
+from attent.serving.backend import LocalBackend, ServiceConfig
 from attent.serving.gateway import ServerOptions
-from attent.serving.messages import ServiceConfig
 from attent.serving.service import TranslationService
 from attent.serving.translation_app import TranslationApp
 from tests.decoding.toy_generators import save_model_folder

@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -22,22 +22,13 @@ from attent.decoding.engines.gpu.eligibility import supports_requests
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable, search_in_batches
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
 
+if TYPE_CHECKING:
+    from attent.decoding.translator import Translator
+
 READY = "ready"
 JOIN_TIMEOUT = 5  # seconds
 
 Result = TypeVar("Result")
-
-
-class Searcher(Protocol):
-    """The search of the main process; `Translator` is one."""
-
-    def search(
-        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck, /
-    ) -> list[list[Hypothesis]]: ...
-
-    def search_batch(
-        self, batch: RequestBatch, options: SearchOptions, should_stop: StopCheck, /
-    ) -> HypothesisBatch | Unavailable: ...
 
 
 class SearchCall(NamedTuple):
@@ -50,13 +41,13 @@ class TextWorkerPool(Generic[Result]):
 
     def __init__(
         self,
-        searcher: Searcher,
+        translator: Translator,
         setup: Callable[[RemoteEngine], Callable[[Any], Any]],
         run_in_main_process: Callable[[Any, StopCheck], Result],
         num_workers: int,
     ) -> None:
         """`setup` returns the function that runs one task, in the worker process."""
-        self.searcher, self.setup, self.run_in_main_process = searcher, setup, run_in_main_process
+        self.translator, self.setup, self.run_in_main_process = translator, setup, run_in_main_process
         self.workers_to_start = num_workers
         self.workers: list[TextWorker] = []
         self.starting_workers: list[TextWorker] = []
@@ -81,7 +72,7 @@ class TextWorkerPool(Generic[Result]):
             setup = ForkingPickler.dumps(self.setup)
             with suppress(OSError):  # start as many as the system allows
                 for _ in range(count):
-                    worker = TextWorker(self.searcher, setup)
+                    worker = TextWorker(self.translator, setup)
                     with self.lock:
                         self.workers.append(worker)
                         self.starting_workers.append(worker)
@@ -101,8 +92,8 @@ class TextWorkerPool(Generic[Result]):
 
 
 class TextWorker:
-    def __init__(self, searcher: Searcher, setup: Any) -> None:
-        self.searcher, self.setup = searcher, setup
+    def __init__(self, translator: Translator, setup: Any) -> None:
+        self.translator, self.setup = translator, setup
         context = get_context("spawn")  # a process that uses CUDA cannot be forked
         self.connection, theirs = context.Pipe()
         # The setup is sent later: starting a process blocks until the child has read its arguments.
@@ -134,8 +125,8 @@ class TextWorker:
     def _run_search(self, call: SearchCall, should_stop: StopCheck) -> object:
         try:
             if isinstance(call.requested, RequestBatch):
-                return self.searcher.search_batch(call.requested, call.options, should_stop)
-            return self.searcher.search(call.requested, call.options, should_stop)
+                return self.translator.search_batch(call.requested, call.options, should_stop)
+            return self.translator.search(call.requested, call.options, should_stop)
         except ValueError as error:  # an impossible request: the worker knows which line it belongs to
             return error
 
