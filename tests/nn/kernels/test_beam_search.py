@@ -62,7 +62,6 @@ class SpecializedKernel:
 def specialize_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "embed_kernel",
-        "add_norm_kernel",
         "attend_past_kernel",
         "attend_memory_kernel",
         "group_max_kernel",

@@ -24,6 +24,7 @@ from attent.nn.dropout import Dropout
 from attent.nn.feedforward import FeedForward
 from attent.nn.frontends import TokenEmbedding
 from attent.nn.fused import FusedBlock, FusedFeedForward
+from attent.nn.kernels.add_norm import add_norm
 from attent.nn.kernels.packed_attention import attend_packed_qkv
 from attent.nn.masks import Mask, Packing
 from attent.nn.positions import LearnedPositions, Positions, SinusoidalPositions
@@ -177,18 +178,16 @@ class InferenceStack:
 
     def start_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual stream and the input of the first sub-layer."""
-        if self.embedding_norm is not None:
-            x, _ = self.add_and_norm(x, None, self.embedding_norm, keep_sum=False)
-        return x, x if self.first_norm is None else self.add_and_norm(x, None, self.first_norm, keep_sum=True)[1]
+        x = x if self.embedding_norm is None else self.embedding_norm(x)
+        return x, x if self.first_norm is None else self.first_norm(x)
 
-    def add_and_norm(
-        self, x: Tensor, y: Tensor | None, norm: nn.Module, *, keep_sum: bool | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def add_and_norm(self, x: Tensor, y: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
         """Add a sub-layer's output to the residual stream; return the stream and the input of the next sub-layer."""
         assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
         assert norm.eps is not None
         bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
-        return kernels.add_norm(x, y, norm.weight, bias, norm.eps, self.pre_norm if keep_sum is None else keep_sum)
+        h, _, total, _ = add_norm(x, y, None, norm.weight, bias, norm.eps, dropout=0.0, seed=None, duplicate=False)
+        return total if self.pre_norm else h, h
 
 
 class InferenceEncoder(InferenceStack):

@@ -1,5 +1,6 @@
 """Triton kernels for one decoding step of K beams for each of many sources: attention over a cache with shared
-ancestors, attention to packed sources, top-k, and the update of the beams. Sources are encoded by the training kernel.
+ancestors, attention to packed sources, top-k, and the update of the beams. Norms, and attention within sources, are
+the kernels of `attent.nn`.
 
 The state of a search stays on the GPU and nothing waits for the host: a row whose source is done takes the next one
 itself. `beam_search` puts the parts together; the rules are those of `attent.decoding.search`.
@@ -59,23 +60,9 @@ def embed_tokens(
     padded = triton.next_power_of_2(width)
     _embed_kernel[(tokens.numel(),)](
         tokens, rows, embedding_weight, position_embeddings, out, scale, width, tokens.shape[1], padded,
-        num_warps=choose_num_warps(padded),
+        num_warps=max(1, min(8, padded // 512)),
     )  # fmt: skip
     return out
-
-
-def add_norm(
-    x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep_sum: bool
-) -> tuple[Tensor, Tensor]:
-    """Return x + y and its norm, both (N, E); RMSNorm without a bias. Without `keep_sum` the norm replaces the sum."""
-    normed = torch.empty_like(x)
-    total = torch.empty_like(x) if keep_sum and y is not None else normed
-    padded = triton.next_power_of_2(x.shape[1])
-    _add_norm_kernel[(len(x),)](
-        x, x if y is None else y, weight, weight if bias is None else bias, total, normed, x.shape[1], eps,
-        y is not None, bias is not None, keep_sum and y is not None, padded, num_warps=choose_num_warps(padded),
-    )  # fmt: skip
-    return (total if keep_sum and y is not None else x if keep_sum else normed), normed
 
 
 def attend_past(
@@ -104,10 +91,6 @@ def attend_memory(q: Tensor, memory: Tensor, rows: Tensor, num_beams: int, scale
         q, memory, rows, out, scale, heads, kv_heads, num_beams, MAX_BEAMS, D, KEY_BLOCK, num_warps=1
     )
     return out
-
-
-def choose_num_warps(width: int) -> int:
-    return max(1, min(8, width // 512))
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------
@@ -191,28 +174,6 @@ def _embed_kernel(
         x = tl.load(EmbeddingWeight + token * width + e, mask=e < width, other=0.0).to(tl.float32) * scale
         x += tl.load(PositionEmbeddings + length * width + e, mask=e < width, other=0.0).to(tl.float32)
         tl.store(Out + beam.to(tl.int64) * width + e, x.to(Out.dtype.element_ty), mask=e < width)
-
-
-@triton.jit
-def _add_norm_kernel(
-    X, Y, Weight, Bias, Sum, Out, width, eps,
-    ADD: tl.constexpr, LAYER_NORM: tl.constexpr, KEEP_SUM: tl.constexpr, E: tl.constexpr,
-):  # fmt: skip
-    e = tl.arange(0, E)
-    valid = e < width
-    offsets = tl.program_id(0).to(tl.int64) * width + e
-    x = tl.load(X + offsets, mask=valid, other=0.0).to(tl.float32)
-    if ADD:
-        x += tl.load(Y + offsets, mask=valid, other=0.0).to(tl.float32)
-    if KEEP_SUM:
-        tl.store(Sum + offsets, x.to(Sum.dtype.element_ty), mask=valid)
-    if LAYER_NORM:
-        x = tl.where(valid, x - tl.sum(x, 0) / width, 0.0)
-    x = x * tl.rsqrt(tl.sum(x * x, 0) / width + eps)
-    x = x * tl.load(Weight + e, mask=valid, other=0.0).to(tl.float32)
-    if LAYER_NORM:
-        x += tl.load(Bias + e, mask=valid, other=0.0).to(tl.float32)
-    tl.store(Out + offsets, x.to(Out.dtype.element_ty), mask=valid)
 
 
 @triton.jit
