@@ -125,7 +125,7 @@ class ConvStack(NonTransformerStack):
             state.advance(x.shape[1], lengths)
         return x
 
-    def start(self, memory: Memory) -> tuple[Tensor, list[KV | None]]:
+    def init_states(self, memory: Memory) -> tuple[Tensor, list[KV | None]]:
         states, (N, k) = memory.states, (self.config.layers, self.config.kernel)
         initial = states.new_zeros(len(states), 1, N, k - 1, states.shape[2])  # the inputs before the first position
         return initial, [cast("Attention", block.cross_attn).project_keys_values(states) for block in self.blocks]

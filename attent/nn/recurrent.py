@@ -228,7 +228,7 @@ class LSTMDecoder(NonTransformerStack):
         hidden_and_cell = self.bridge(ends.flatten(1)).tanh().view(len(states), 1, self.config.layers, 2, -1)
         return torch.cat([hidden_and_cell, torch.zeros_like(hidden_and_cell[..., :1, :])], 3)
 
-    def start(self, memory: Memory) -> tuple[Tensor, list[KV | None]]:
+    def init_states(self, memory: Memory) -> tuple[Tensor, list[KV | None]]:
         return self.compute_initial_states(memory), [self.project_memory(memory)]
 
 

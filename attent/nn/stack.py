@@ -108,7 +108,7 @@ class Stack(nn.Module):
 
 
 class NonTransformerStack(nn.Module):
-    """The interface of `Stack` for LSTMs and convolutions; subclasses define `run_layers` and, decoders, `start`."""
+    """The interface of `Stack` for LSTMs and convolutions; subclasses define `run_layers` and, decoders, `init_states`."""
 
     config: NonTransformerConfig
     positions: Positions
@@ -136,7 +136,7 @@ class NonTransformerStack(nn.Module):
     @abstractmethod
     def run_layers(self, x: Tensor, lengths: Tensor | None, memory: Memory | None, cache: Cache | None) -> Tensor: ...
 
-    def start(self, memory: Memory) -> tuple[Tensor, list[KV | None]]:
+    def init_states(self, memory: Memory) -> tuple[Tensor, list[KV | None]]:
         """Return the states before the first token, (B, 1, N, S, E), and the projected memory of layers that attend."""
         raise NotImplementedError
 
@@ -145,7 +145,7 @@ class NonTransformerStack(nn.Module):
     ) -> StateCache:
         check_new_cache(self, capacity, rows, memory, beams)
         assert memory is not None
-        return StateCache.create(*self.start(memory), memory.lengths, capacity, beams)
+        return StateCache.create(*self.init_states(memory), memory.lengths, capacity, beams)
 
 
 def compute_positions(x: Tensor, packing: Packing | None, cache: Cache | None) -> Tensor:
