@@ -108,7 +108,7 @@ class Stack(nn.Module):
 
 
 class NonTransformerStack(nn.Module):
-    """The interface of `Stack` for LSTMs and convolutions; subclasses define `run_layers` and, decoders, `init_states`."""
+    """The interface of `Stack` for LSTMs and convolutions: subclasses define `run_layers`; decoders, `init_states`."""
 
     config: NonTransformerConfig
     positions: Positions
