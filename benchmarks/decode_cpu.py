@@ -104,7 +104,7 @@ def make_runs(home: Path, texts: list[str], beams: int, length: int, threads: in
         def run() -> int:
             # Random weights produce loops: allow them, or some sentences would be searched twice.
             results = engines[name].translate(
-                texts, SearchOptions(beam_size=beams, max_length=length), prevent_repetition=False
+                texts, SearchOptions(beam_size=beams, max_length=length), prevent_loops=False
             )
             return sum(len(rates.tokens) for rates in results)
 

@@ -111,7 +111,7 @@ async def translate_all(
         translations[body.get("text") or body["q"]] = found
 
     if is_ours:
-        options = {"source": "en", "beam_size": 4, "length_penalty": 0.2, "allow_loops": True}
+        options = {"source": "en", "beam_size": 4, "length_penalty": 0.2, "prevent_loops": False}
         requests = [("/v1/translate", {"text": text, **options}) for text in texts]
     else:
         requests = [("/translate", {"q": text, "source": "en", "target": "de"}) for text in texts]

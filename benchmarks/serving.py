@@ -57,7 +57,7 @@ def main() -> None:
         model, texts, options = arguments.model, list[str](), dict[str, Any]()
         if model is None:
             texts = prepare_models(Path(home), 6, arguments.sentences)
-            model, options = Path(home) / "ours", {"max_length": arguments.length, "allow_loops": True}
+            model, options = Path(home) / "ours", {"max_length": arguments.length, "prevent_loops": False}
         if arguments.texts is not None:
             texts = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.sentences]
         measure(model, texts, options, arguments)
@@ -77,8 +77,7 @@ def measure(model: Path, texts: list[str], options: dict[str, Any], arguments: a
     with start_server(model, *flags) as url:
         for number in range(arguments.rounds + 1):
             begin = time.perf_counter()
-            prevent = not options.get("allow_loops", False)
-            results = translator.translate(texts, search, prevent_repetition=prevent)
+            results = translator.translate(texts, search, prevent_loops=options.get("prevent_loops", True))
             seconds = {"offline": time.perf_counter() - begin}
             expected = [result.text for result in results]
             for clients in arguments.clients:

@@ -312,11 +312,6 @@ FAULTS = """
 - if is_intact:
 + if False:
 
-# packed request without its constraints
-@ decoding/engines/gpu/worker_pool.py: decoding/engines/gpu/test_worker_pool.py -k packing
-- fields(SearchRequest)]
-+ fields(SearchRequest) if not field.name.endswith("phrases")]
-
 # rotary keys not rotated
 @ nn/attention.py::Attention.project_keys_values: laws/test_invariance.py -k shift_invariant
 - KV(keys if angles is None else angles.rotate(keys), values)

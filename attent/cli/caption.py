@@ -13,7 +13,8 @@ from attent.cli import shared
 from attent.decoding.options import DeviceOptions, DtypeName, SearchOptions
 from attent.decoding.output_format import replace_line_breaks
 
-SEARCH_FLAGS = list(shared.derive_flags(SearchOptions, exclude={"n_best", "beam_groups", "diversity_penalty"}))
+UNUSED_OPTIONS = ("n_best", "beam_groups", "diversity_penalty", "prevent_loops")
+SEARCH_FLAGS = list(shared.derive_flags(SearchOptions, exclude=UNUSED_OPTIONS))
 DerivedFlags: Any = shared.make_flags_class(
     SEARCH_FLAGS, shared.derive_flags(DeviceOptions, exclude=("engine", "batch_tokens"))
 )

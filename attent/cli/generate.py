@@ -11,11 +11,11 @@ from cyclopts import CycloptsError, Parameter
 
 from attent.cli import shared
 from attent.cli.shared import STDIN_NAMES, derive_flags, flag, prepare_loading, use_flag_names
-from attent.decoding.options import DeviceOptions, DtypeName, GenerationOptions, InputError
+from attent.decoding.options import DeviceOptions, DtypeName, Generation, GenerationOptions, InputError
 from attent.decoding.output_format import format_json_line, replace_line_breaks
 
 if TYPE_CHECKING:
-    from attent.decoding.generation.generator import Generation, Generator
+    from attent.decoding.generation.generator import Generator
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is not UTF-8
 BLOCK_PROMPTS = 256
@@ -144,7 +144,7 @@ class GenerateCommand:
                 print(text if self.flags.json else replace_line_breaks(text))
         sys.stdout.flush()
 
-    def format_item(self, generation: "Generation") -> str:
+    def format_item(self, generation: Generation) -> str:
         if not self.flags.json:
             return generation.prompt + generation.text if self.flags.echo else generation.text
         return format_json_line(

@@ -119,7 +119,8 @@ def derive_flags(options: type, unset: Container[str] = (), exclude: Container[s
     for field in fields(options):
         if (option := field.metadata.get("option")) and field.name not in exclude:
             names = [f"--{field.name.replace('_', '-')}", *option.aliases]
-            parameter = Parameter(name=names, group=GROUPS[option.group], help=option.help, negative="")
+            negative = f"--no-{names[0][2:]}" if hints[field.name] is bool else ""
+            parameter = Parameter(name=names, group=GROUPS[option.group], help=option.help, negative=negative)
             kind, default = hints[field.name], field.default
             if field.name in unset:
                 kind, default = kind | None, None

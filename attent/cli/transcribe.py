@@ -22,7 +22,7 @@ STDIN = Path("-")
 RECORDINGS_HELP = "audio files (wav, flac, ogg, opus, mp3) and folders of them; by default, or with -, standard input"
 OUTPUT_HELP = "output file, or a folder for one file per recording; by default stdout"
 FORMAT_HELP = "text; srt or vtt: subtitles; json: one object per recording, with the times of segments and words"
-UNUSED_OPTIONS = ("n_best", "max_length", "min_length", "beam_groups", "diversity_penalty")
+UNUSED_OPTIONS = ("n_best", "max_length", "min_length", "beam_groups", "diversity_penalty", "prevent_loops")
 SEARCH_FLAGS = list(derive_flags(SearchOptions, exclude=UNUSED_OPTIONS))
 SpeechFlags: Any = make_flags_class(SEARCH_FLAGS, derive_flags(DeviceOptions, exclude=("engine", "batch_tokens")))
 

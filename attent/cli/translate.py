@@ -43,9 +43,6 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
         int | None, flag("Search", "preceding sentences given with each [default: as many as in training]")
     ] = None
     split_sentences: Annotated[bool, flag("Search", "split every line into sentences, not only long ones")] = False
-    forbid_loops: Annotated[
-        bool, flag("Search", "search again if one repeats itself", "--prevent-loops", negative="--allow-loops")
-    ] = True
     output_type: Annotated[OutputType, flag("Output", "text, json (objects) or tsv (source, translation)")] = "text"
     with_score: Annotated[bool, flag("Output", "print the score before the text")] = False
     quality: Annotated[bool, flag("Output", "with json or tsv: log-probability, agreement of the n-best list")] = False
@@ -164,7 +161,7 @@ def build_pipeline(
     from attent.decoding.translator import Translator, check_constraints
     from attent.storage.hub import locate_model
 
-    constraints = PhraseConstraints(prefix=flags.prefix, required=flags.require, banned=flags.ban)
+    constraints = PhraseConstraints(prefix=flags.prefix, require=flags.require, ban=flags.ban)
     check_constraints(constraints, options)
     own = read_data_settings(locate_model(model)) if flags.glossary else {}
     languages = flags.src or own.get("src"), flags.to or flags.tgt or own.get("tgt")
@@ -188,7 +185,6 @@ def build_pipeline(
         reverse=Translator.load(flags.reverse, **vars(device), notify=notify) if flags.reverse else None,
         context=choose_context(translator, flags.context),
         split_sentences=flags.split_sentences,
-        prevent_repetition=flags.forbid_loops,
         output_format=OutputFormat(
             type=flags.output_type,
             n_best=flags.n_best,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from attent.storage.errors import AttentError
@@ -69,6 +68,7 @@ class SearchKeywords(TypedDict, total=False):
     patience: float | None
     beam_groups: int
     diversity_penalty: float
+    prevent_loops: bool
     temperature: float
     top_k: int
     top_p: float
@@ -142,8 +142,10 @@ class SearchOptions:
         "penalty of a token for each earlier group that chose it at this step, by default 0.5",
         "--diverse-beam-strength",
     )
+    prevent_loops: bool = option(
+        True, "search again without loops where a translation repeats itself and its source does not; on by default"
+    )
     sampling: SamplingOptions | None = None  # sample `n_best` targets instead of searching
-    forbid_loops: bool = False  # never repeat a short sequence of tokens over and over
     banned_first: tuple[int, ...] = ()  # tokens that no target starts with
     rank_truncated_equally: bool = False  # rank hypotheses cut at max_length by score; False: after finished ones
 
@@ -236,11 +238,11 @@ class PhraseConstraints:
 
     prefix: str = ""
     prefix_is_partial: bool = False  # the last word of the prefix may be continued
-    required: tuple[str, ...] = ()
-    banned: tuple[str, ...] = ()  # in any case
+    require: tuple[str, ...] = ()
+    ban: tuple[str, ...] = ()  # in any case
 
     def __post_init__(self) -> None:
-        for name in ("required", "banned"):
+        for name in ("require", "ban"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # a list is accepted
 
     @property
@@ -250,16 +252,16 @@ class PhraseConstraints:
         return last.isspace() or (last.isalnum() and not self.prefix_is_partial)
 
     def extend(
-        self, prefix: str | None = None, required: Sequence[str] = (), banned: Sequence[str] = ()
+        self, prefix: str | None = None, require: Sequence[str] = (), ban: Sequence[str] = ()
     ) -> PhraseConstraints:
         """Return these constraints with more phrases, and with another prefix unless it is None."""
-        if prefix is None and not required and not banned:
+        if prefix is None and not require and not ban:
             return self
         return PhraseConstraints(
             prefix=self.prefix if prefix is None else prefix,
             prefix_is_partial=self.prefix_is_partial and prefix is None,
-            required=(*self.required, *required),
-            banned=(*self.banned, *banned),
+            require=(*self.require, *require),
+            ban=(*self.ban, *ban),
         )
 
 
@@ -293,7 +295,7 @@ class SearchRequest:
     prefix_ends_word: bool = False  # a new word must follow the prefix
     rng_key: int = 0  # sampling depends on it
     max_length: int = 0  # of the target, with the end token
-    forbid_loops: bool = False
+    forbid_loops: bool = False  # never repeat a short sequence of tokens over and over
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -369,24 +371,27 @@ class GenerationOptions:
         return SamplingOptions(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
 
 
+FinishReason = Literal["end", "stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A text that continues a prompt."""
+
+    prompt: str
+    prompt_tokens: int
+    text: str  # up to the end, or to the stop string
+    token_ids: tuple[int, ...]  # without the end token; up to the token that completes a stop string
+    log_prob: float  # sum over these tokens and the end token if there is one
+    finish_reason: FinishReason  # end: end token; stop: stop string; length: truncated
+
+
 def check_minimum(name: str, value: float, minimum: float) -> None:
     if not isinstance(value, int | float) or not minimum <= value < float("inf"):
         raise InputError(f"`{name}` must be {minimum} or more, but is {value!r}")
 
 
 # --- engines list the options that they support; any other goes to the torch engine, so that none is ever ignored ----
-
-
-def are_supported(values: Sequence[DataclassInstance], supported: frozenset[str]) -> bool:
-    """True if `find_unsupported_field` finds nothing in any of `values`, which are of one type; fast for thousands."""
-    if not values:
-        return True
-    others = list_unsupported_fields(type(values[0]), supported)
-    names = [name for name, default in others if not default]
-    if len(names) != len(others) or len(names) < 2:  # attrgetter returns a tuple for two names or more
-        return all(find_unsupported_field(value, supported) is None for value in values)
-    get_fields = attrgetter(*names)
-    return not any(any(get_fields(value)) for value in values)
 
 
 def find_unsupported_field(value: DataclassInstance, supported: frozenset[str]) -> str | None:

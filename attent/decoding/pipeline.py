@@ -67,7 +67,6 @@ class TranslationPipeline:
     reverse: Translator | None = None  # translates back, for `Quality`
     context: int = 0  # preceding sentences; the model must be trained with as many
     split_sentences: bool = False
-    prevent_repetition: bool = True
     output_format: OutputFormat = OutputFormat()  # noqa: RUF009 - frozen
 
     @cached_property
@@ -132,7 +131,6 @@ class TranslationPipeline:
             mbr_candidates=self.mbr_candidates,
             split_sentences=self.split_sentences,
             source_lang=self.source_lang,
-            prevent_repetition=self.prevent_repetition,
             first_index=first_index,
             should_stop=should_stop,
         )

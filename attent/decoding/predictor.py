@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
@@ -25,6 +25,7 @@ from attent.text.vocabulary import SPACE, SentencePieceVocabulary
 
 Pooling = Literal["mean", "class"]
 Item = str | Path | Tensor
+Row = Sequence[int]  # the token ids of a text, with its special tokens
 T = TypeVar("T")
 
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4_096, 65_536  # with padding
@@ -50,12 +51,6 @@ class Classification:
     label: str
     probability: float
     probabilities: dict[str, float]
-
-
-@dataclass(frozen=True)
-class TokenizedText:
-    token_ids: tuple[int, ...]
-    mask_positions: tuple[int, ...] = ()
 
 
 class Predictor:
@@ -88,8 +83,8 @@ class Predictor:
                     f"{name}: must have a tokenizer to read texts, but has none; load both from one folder"
                 )
             loading.check_tokenizer_size(tokenizer.source.size, model.config.vocab, f"{name}: its tokenizer")
-        self.model, self.tokenizer, self.name, self.notify = model, tokenizer, name, notify
-        self.notified: set[str] = set()
+        self.model, self.tokenizer, self.name = model, tokenizer, name
+        self._notify_once: Callable[[str], None] = cache(notify or (lambda message: None))
 
     @classmethod
     def load(
@@ -132,15 +127,16 @@ class Predictor:
         candidates = self._predict_masks(rows, top_k)
         return [self._fill_with_words(*each) for each in zip(texts, masked_texts, candidates, strict=True)]
 
-    def _predict_masks(self, rows: Sequence[TokenizedText], top_k: int) -> list[list[tuple[list[int], list[float]]]]:
+    def _predict_masks(self, rows: Sequence[Row], top_k: int) -> list[list[tuple[list[int], list[float]]]]:
         model = self.model
         assert isinstance(model, TextEncoder)
 
-        def predict(batch: list[TokenizedText], states: Tensor) -> list[list[tuple[list[int], list[float]]]]:
-            counts = [len(row.mask_positions) for row in batch]
+        def predict(batch: list[Row], states: Tensor) -> list[list[tuple[list[int], list[float]]]]:
+            positions = [self._find_masks(row) for row in batch]
+            counts = [len(each) for each in positions]
             row_index = torch.arange(len(batch)).repeat_interleave(torch.tensor(counts)).to(states.device)
-            positions = torch.tensor([i for row in batch for i in row.mask_positions], device=states.device)
-            probabilities = model.masked_logits(states[row_index, positions]).float().softmax(-1)  # (masks, V)
+            columns = torch.tensor([i for each in positions for i in each], device=states.device)
+            probabilities = model.masked_logits(states[row_index, columns]).float().softmax(-1)  # (masks, V)
             probabilities[:, self.suppressed_tokens] = 0.0
             best = probabilities.topk(min(top_k, probabilities.shape[1] - len(self.suppressed_tokens)), -1)
             candidates = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
@@ -230,7 +226,7 @@ class Predictor:
             raise AttentError(f"a text to fill must be a string, but is of type {type(text).__name__}")
         return self.mask_tokens.parse(text.strip())
 
-    def _encode_texts(self, items: Sequence[Item]) -> list[TokenizedText]:
+    def _encode_texts(self, items: Sequence[Item]) -> list[Row]:
         for number, item in enumerate(items, 1):
             if not isinstance(item, str):
                 raise AttentError(f"item {number:,} must be a text, but is of type {type(item).__name__}")
@@ -243,48 +239,46 @@ class Predictor:
             )
         return [truncated for _, truncated in rows]
 
-    def _encode_and_truncate(self, token_ids: Sequence[int]) -> tuple[TokenizedText, TokenizedText]:
+    def _encode_and_truncate(self, token_ids: Sequence[int]) -> tuple[Row, Row]:
         """Return a text with its special tokens, and the same truncated to the model's positions."""
         prefix, suffix = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
-        row = TokenizedText((*prefix, *token_ids, *suffix) or (self._vocabulary.start,))
-        if self._max_length is None or len(row.token_ids) <= self._max_length:
+        row = (*prefix, *token_ids, *suffix) or (self._vocabulary.start,)
+        if self._max_length is None or len(row) <= self._max_length:
             return row, row
-        return row, TokenizedText((*prefix, *token_ids[: self._max_length - len(prefix) - len(suffix)], *suffix))
+        return row, (*prefix, *token_ids[: self._max_length - len(prefix) - len(suffix)], *suffix)
 
-    def _encode_masked_text(self, masked_text: MaskedText, line_number: int) -> TokenizedText:
+    def _find_masks(self, row: Row) -> list[int]:
+        return [i for i, token in enumerate(row) if token in self.mask_tokens.token_ids]
+
+    def _encode_masked_text(self, masked_text: MaskedText, line_number: int) -> Row:
         if not masked_text.mask_ids:
             raise AttentError(
                 f"text {line_number:,} must have a mask, such as `The {MASK_SPELLINGS[0]} sat`, but has none"
             )
         row, truncated = self._encode_and_truncate(self.mask_tokens.encode(masked_text))
-        positions = tuple(i for i, token in enumerate(row.token_ids) if token in self.mask_tokens.token_ids)
-        if positions[-1] >= len(truncated.token_ids) - len(self._vocabulary.suffix_ids):
+        last = self._find_masks(row)[-1]
+        if last >= len(truncated) - len(self._vocabulary.suffix_ids):
             raise AttentError(
                 f"text {line_number:,} must have its masks among the first {self._max_length} tokens, but one is at "
-                f"{positions[-1] + 1:,}; shorten the text before it"
+                f"{last + 1:,}; shorten the text before it"
             )
         if truncated is not row:
             self._notify_once(f"truncated texts of more than {self._max_length} tokens after their masks")
-        return replace(truncated, mask_positions=positions)
+        return truncated
 
     # --- batches -----------------------------------------------------------------------------------------------------
 
-    def _run_batches(
-        self, rows: Sequence[TokenizedText], process: Callable[[list[TokenizedText], Tensor], list[T]]
-    ) -> list[T]:
+    def _run_batches(self, rows: Sequence[Row], process: Callable[[list[Row], Tensor], list[T]]) -> list[T]:
         """Return what `process` makes of the states of each batch, in the order of the rows."""
+        assert isinstance(self.model, TextEncoder)
         batch_tokens = CPU_BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS
         results: dict[int, T] = {}
         with eval_mode(self.model), torch.inference_mode():
-            for indices in loading.batch_by_length([len(row.token_ids) for row in rows], batch_tokens):
+            for indices in loading.batch_by_length([len(row) for row in rows], batch_tokens):
                 batch = [rows[index] for index in indices]
-                results |= dict(zip(indices, process(batch, self._compute_states(batch)), strict=True))
+                states = self.model(*loading.pad_token_ids(batch, self.device, self._vocabulary.pad))
+                results |= dict(zip(indices, process(batch, states), strict=True))
         return [results[index] for index in range(len(rows))]
-
-    def _compute_states(self, batch: Sequence[TokenizedText]) -> Tensor:
-        assert isinstance(self.model, TextEncoder)
-        ids, lengths = loading.pad_token_ids([row.token_ids for row in batch], self.device, self._vocabulary.pad)
-        return self.model(ids, lengths)
 
     def _run_images(
         self, items: Sequence[Item], model: VisionTransformer, pooling: Pooling | None = None
@@ -329,11 +323,6 @@ class Predictor:
             return SurfaceWord(text, self.mask_tokens.has_space_prefixes)
         return SurfaceWord(piece.removeprefix("##"), piece.startswith("##"))
 
-    def _notify_once(self, message: str) -> None:
-        if self.notify is not None and message not in self.notified:
-            self.notified.add(message)
-            self.notify(message)
-
 
 # --- inputs and results ----------------------------------------------------------------------------------------------
 
@@ -345,12 +334,12 @@ def check_is_list(items: object) -> None:
         )
 
 
-def pool_states(states: Tensor, batch: Sequence[TokenizedText], pooling: Pooling) -> list[Tensor]:
+def pool_states(states: Tensor, batch: Sequence[Row], pooling: Pooling) -> list[Tensor]:
     """(B, T, E) -> B vectors; the mean leaves padding out."""
     states = states.float()
     if pooling == "class":
         return list(states[:, 0].cpu())
-    lengths = torch.tensor([len(row.token_ids) for row in batch], device=states.device)[:, None]
+    lengths = torch.tensor([len(row) for row in batch], device=states.device)[:, None]
     real = torch.arange(states.shape[1], device=states.device) < lengths  # (B, T)
     return list(((states * real[..., None]).sum(1) / lengths).cpu())
 

@@ -143,15 +143,14 @@ class TranslateKeywords(SearchKeywords, total=False):
 
     to: str | None
     prefix: str | None
-    required: Sequence[str]
-    banned: Sequence[str]
+    require: Sequence[str]
+    ban: Sequence[str]
     constraints: PhraseConstraints | Sequence[PhraseConstraints]
     glossary: Glossary | Mapping[str, str] | None
     alignment: bool
     mbr_candidates: int
     split_sentences: bool
     source_lang: str | None
-    prevent_repetition: bool
     first_index: int
     should_stop: StopCheck | None
 
@@ -306,15 +305,14 @@ class Translator:
         *,
         to: str | None = None,
         prefix: str | None = None,
-        required: Sequence[str] = (),
-        banned: Sequence[str] = (),
+        require: Sequence[str] = (),
+        ban: Sequence[str] = (),
         constraints: PhraseConstraints | Sequence[PhraseConstraints] = NO_CONSTRAINTS,
         glossary: Glossary | Mapping[str, str] | None = None,
         alignment: bool = False,
         mbr_candidates: int = 0,
         split_sentences: bool = False,
         source_lang: str | None = None,
-        prevent_repetition: bool = True,
         first_index: int = 0,
         should_stop: StopCheck | None = None,
         **search: Unpack[SearchKeywords],
@@ -343,15 +341,14 @@ class Translator:
         options             search options as an object; keyword arguments change them
         to                  target language, for a multilingual model
         prefix              words that the translation starts with
-        required            phrases that the translation has to contain
-        banned              phrases that it must not contain
+        require             phrases that the translation has to contain
+        ban                 phrases that it must not contain
         constraints         prefix, required and banned phrases as an object, for all texts or one for each
         glossary            terms of which one translation is required at the aligned place; `missed_terms` of the
                             result lists those that could not be placed
         alignment           align the words now, in batches, and not when `Translation.alignment` is used
         mbr_candidates      number of candidates (n-best or samples) to choose from by minimum Bayes risk
         split_sentences     split every text into sentences, not only long ones; `source_lang` is the source's language
-        prevent_repetition  search again without loops where a translation repeats itself and its source does not
         first_index         index of the first text in the whole input, on which sampling depends
         should_stop         polled during the search; True raises `SearchCancelled`
         """
@@ -362,7 +359,7 @@ class Translator:
             raise TranslationError(
                 f"`constraints` must be one for all or {len(texts)}, one per text, but are {len(per_text)}"
             )
-        per_text = [each.extend(prefix, required, banned) for each in per_text]
+        per_text = [each.extend(prefix, require, ban) for each in per_text]
         per_text = [NO_CONSTRAINTS if each == NO_CONSTRAINTS else each for each in per_text]
         terms = Glossary.from_terms(glossary) if isinstance(glossary, Mapping) else glossary
         groups, encoded = self._split_texts(texts, per_text, to, split_sentences, source_lang, first_index, contexts)
@@ -374,7 +371,7 @@ class Translator:
         rows = self.tokenizer.add_source_tokens([encoded[segment.source] for segment in segments], to)
         with self._locks.eval_mode:
             results, missed = self._search_with_terms(
-                segments, rows, options, mbr_candidates, prevent_repetition, should_stop, to, glossary=terms
+                segments, rows, options, mbr_candidates, should_stop, to, glossary=terms
             )
         n_best_lists, segment_rows, missed_terms = iter(results), iter(rows), iter(missed)
         hypotheses = [[next(n_best_lists) for _ in group] for group in groups]
@@ -408,7 +405,8 @@ class Translator:
         should_stop: StopCheck | None = None,
         **search: Unpack[SearchKeywords],
     ) -> Generator[str, None, None]:
-        """Yield the translation in pieces, as soon as all beams agree on them. `translate` explains the arguments.
+        """Yield the translation in pieces, as soon as all beams agree on them. `translate` explains the arguments;
+        `prevent_loops` has no effect, since the pieces are final.
 
         >>> "".join(translator.stream("A dog sleeps.", beam_size=2))
         'Ein Hund schläft.'
@@ -485,7 +483,6 @@ class Translator:
         glossary: Glossary | None = None,
         split_sentences: bool = True,
         source_lang: str | None = None,
-        prevent_repetition: bool = True,
         first_index: int = 0,
         should_stop: StopCheck | None = None,
     ) -> Iterator[str]:
@@ -503,7 +500,7 @@ class Translator:
             rows = [self.tokenizer.encode_source([segment.source], to)[0]]
             with self._locks.eval_mode:
                 (hypotheses,), _ = self._search_with_terms(
-                    [segment], rows, options, 0, prevent_repetition, should_stop, to, glossary=glossary
+                    [segment], rows, options, 0, should_stop, to, glossary=glossary
                 )
             (((best, *_),),) = self._detokenize([[hypotheses]])
             yield best.text + (segment.gap if number < len(segments) else "")
@@ -538,7 +535,7 @@ class Translator:
         best = self._detokenize([[hypotheses[:1]] for hypotheses in results.values() if hypotheses])
         segments, rows = [Segment(segment_text, constraints)], [source_ids]
         translations = [join_hypotheses(text, SearchedText(self, segments, rows, n_best), options) for n_best in best]
-        allowed = [item for item in translations if find_phrase(item.text, constraints.banned) is None]
+        allowed = [item for item in translations if find_phrase(item.text, constraints.ban) is None]
         return sorted(allowed, key=lambda item: -item.score)
 
     def hold_device(self) -> AbstractContextManager[Any]:
@@ -647,7 +644,7 @@ class Translator:
             return [len(row) for row in self.tokenizer.source.encode(texts)]
 
         parts = split_by_tokens(split_sentences(text, source_lang), count_tokens, max_tokens)
-        if len(parts) > 1 and (constraints.prefix or constraints.required):
+        if len(parts) > 1 and (constraints.prefix or constraints.require):
             raise TranslationError(
                 f"a text with a prefix or required phrases must be one sentence of at most {max_tokens} tokens, but "
                 f"has {len(parts)}: {text[:60]!r}; translate its sentences one by one"
@@ -696,13 +693,13 @@ class Translator:
                 max_length=max_length,
                 forbid_loops=forbid_loops,
             )
-        phrases = [constraints.prefix.strip(), *constraints.required]
+        phrases = [constraints.prefix.strip(), *constraints.require]
         prefix, *required = self.tokenizer.target.encode(phrases) if any(phrases) else [[] for _ in phrases]
         return SearchRequest(
             source_ids=source_ids,
             prefix_ids=(*first_ids, *prefix),
             required_phrases=tuple(tuple(self._drop_leading_space(token_ids)) for token_ids in required),
-            banned_phrases=constraints.banned,
+            banned_phrases=constraints.ban,
             prefix_ends_word=constraints.prefix_ends_word,
             rng_key=key,
             max_length=max_length,
@@ -725,7 +722,6 @@ class Translator:
         rows: Sequence[Sequence[int]],
         options: SearchOptions,
         mbr_candidates: int,
-        prevent_repetition: bool,
         should_stop: StopCheck | None,
         to: str | None,
         *,
@@ -734,8 +730,8 @@ class Translator:
         """Return the hypotheses of each segment, and the terms of the glossary that the best one has not in place."""
         matches = [glossary.find_terms(segment.text) if glossary else [] for segment in segments]
         if any(matches):
-            check_constraints(PhraseConstraints(required=("term",)), options)
-        search = partial(self._search_segments, prevent_repetition=prevent_repetition, should_stop=should_stop, to=to)
+            check_constraints(PhraseConstraints(require=("term",)), options)
+        search = partial(self._search_segments, should_stop=should_stop, to=to)
         free = search(segments, rows, options, mbr_candidates)
         if not any(matches):
             return free, [()] * len(segments)
@@ -744,7 +740,7 @@ class Translator:
         def search_phrases(attempts: Sequence[tuple[int, Phrases]]) -> list[list[Hypothesis]]:
             """Search all attempts at once; if one is impossible, in halves, to find it."""
             required = [
-                replace(segments[i], constraints=segments[i].constraints.extend(required=phrases))
+                replace(segments[i], constraints=segments[i].constraints.extend(require=phrases))
                 for i, phrases in attempts
             ]
             try:
@@ -780,7 +776,6 @@ class Translator:
         rows: Sequence[Sequence[int]],
         options: SearchOptions,
         mbr_candidates: int,
-        prevent_repetition: bool,
         should_stop: StopCheck | None,
         to: str | None,
     ) -> list[list[Hypothesis]]:
@@ -793,21 +788,20 @@ class Translator:
             widened = replace(
                 options, n_best=mbr_candidates, beam_size=options.beam_size if options.sampling else beam_size
             )
-        prevent_repetition = prevent_repetition and not widened.forbid_loops
         keys: Sequence[object] = segments
         if options.sampling:
             keys = range(len(segments))
         elif all(segment.constraints is segments[0].constraints for segment in segments):
             keys = [segment.source for segment in segments]  # compared faster
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
-        forbid_loops = prevent_repetition and widened.sampling is None and self._forbids_loops_in_first_search
+        forbid_loops = options.prevent_loops and options.sampling is None and self._forbids_loops_in_first_search
         requests = {
             key: self._build_request(segments[i], rows[i], widened, to, forbid_loops) for key, i in first.items()
         }
         results = dict(zip(requests, self._run_engines(list(requests.values()), widened, should_stop), strict=True))
         for key, hypotheses in results.items():
             check_hypotheses(hypotheses, segments[first[key]], requests[key], options)
-        if prevent_repetition:
+        if options.prevent_loops:
             results |= self._search_without_loops(requests, results, widened, should_stop)
         if mbr_candidates:
             results = {key: self._rank_by_mbr(hypotheses, options) for key, hypotheses in results.items()}
@@ -830,8 +824,8 @@ class Translator:
         ]
         if not keys:
             return {}
-        options = replace(options, forbid_loops=True)
-        again = self._build_torch_engine(should_stop).search([requests[key] for key in keys], options)
+        without_loops = [replace(requests[key], forbid_loops=True) for key in keys]
+        again = self._build_torch_engine(should_stop).search(without_loops, options)
         return {keys[i]: hypotheses for i, hypotheses in again if hypotheses}  # a required phrase may need a loop
 
     @property
@@ -1122,16 +1116,16 @@ def check_hypotheses(
 
 
 def check_constraints(constraints: PhraseConstraints, options: SearchOptions) -> None:
-    if constraints.required and (options.sampling is not None or options.beam_groups > 1):
+    if constraints.require and (options.sampling is not None or options.beam_groups > 1):
         raise TranslationError(
             "required phrases and glossary terms need plain beam search; leave out sampling and beam groups"
         )
-    for phrase in constraints.required:
+    for phrase in constraints.require:
         if not phrase.strip():
             raise TranslationError("a required phrase must be a word, but is empty; leave it out")
-        if banned := find_phrase(phrase, constraints.banned):
+        if banned := find_phrase(phrase, constraints.ban):
             raise TranslationError(f"`{phrase}` is required, but contains the banned `{banned}`; leave one out")
-    if banned := find_phrase(constraints.prefix, constraints.banned, is_partial=constraints.prefix_is_partial):
+    if banned := find_phrase(constraints.prefix, constraints.ban, is_partial=constraints.prefix_is_partial):
         raise TranslationError(
             f"the prefix `{constraints.prefix.strip()}` contains the banned `{banned}`; leave one out"
         )

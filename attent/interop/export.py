@@ -15,7 +15,7 @@ from attent.models import Model, Seq2Seq, VisionTransformer, weights
 from attent.models.folder import has_manifest, read_extra_files, read_side_file, read_tokenizer
 from attent.models.pruning import remove_layers
 from attent.nn import AudioConfig
-from attent.storage.atomic import atomic_folder, make_folder
+from attent.storage.atomic import atomic_folder, make_folder, write_files
 from attent.storage.errors import AttentError
 from attent.storage.hub import find_origin, locate_model
 from attent.storage.manifest import explain_save_errors
@@ -181,8 +181,3 @@ def build_vocab_json(vocabulary: Vocabulary, folder: Path) -> bytes:
     if len(ids) != len(pieces):
         raise AttentError(f"{folder.name}: two pieces of its tokenizer have one name, which Marian does not allow")
     return to_json_bytes(ids)
-
-
-def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    for name, content in files.items():
-        (folder / name).write_bytes(content)

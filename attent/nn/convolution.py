@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.nn.argument_checks import check_new_cache, check_size
+from attent.nn.argument_checks import check_size
 from attent.nn.attention import Attention
 from attent.nn.block import Memory
 from attent.nn.cache import KV, Cache, StateCache
@@ -125,15 +125,10 @@ class ConvStack(NonTransformerStack):
             state.advance(x.shape[1], lengths)
         return x
 
-    def new_cache(
-        self, capacity: int, *, rows: int | None = None, memory: Memory | None = None, beams: int = 1
-    ) -> StateCache:
-        check_new_cache(self, capacity, rows, memory, beams)
-        assert memory is not None
+    def init_states(self, memory: Memory) -> tuple[Tensor, list[KV | None]]:
         states, (N, k) = memory.states, (self.config.layers, self.config.kernel)
         initial = states.new_zeros(len(states), 1, N, k - 1, states.shape[2])  # the inputs before the first position
-        kvs = [cast("Attention", block.cross_attn).project_keys_values(states) for block in self.blocks]
-        return StateCache.create(initial, kvs, memory.lengths, capacity, beams)
+        return initial, [cast("Attention", block.cross_attn).project_keys_values(states) for block in self.blocks]
 
 
 def select_last(inputs: Tensor, lengths: Tensor | None, count: int) -> Tensor:

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from attent.nn.argument_checks import check_choice, check_new_cache
+from attent.nn.argument_checks import check_choice
 from attent.nn.attention import Attention
 from attent.nn.block import Memory
 from attent.nn.cache import KV, Cache, StateCache
@@ -228,13 +228,8 @@ class LSTMDecoder(NonTransformerStack):
         hidden_and_cell = self.bridge(ends.flatten(1)).tanh().view(len(states), 1, self.config.layers, 2, -1)
         return torch.cat([hidden_and_cell, torch.zeros_like(hidden_and_cell[..., :1, :])], 3)
 
-    def new_cache(
-        self, capacity: int, *, rows: int | None = None, memory: Memory | None = None, beams: int = 1
-    ) -> StateCache:
-        check_new_cache(self, capacity, rows, memory, beams)
-        assert memory is not None
-        initial, kv = self.compute_initial_states(memory), self.project_memory(memory)
-        return StateCache.create(initial, [kv], memory.lengths, capacity, beams)
+    def init_states(self, memory: Memory) -> tuple[Tensor, list[KV | None]]:
+        return self.compute_initial_states(memory), [self.project_memory(memory)]
 
 
 def split_layers(states: Tensor) -> list[LSTMState]:

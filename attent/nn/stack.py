@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attent.nn.argument_checks import check_forward_args, check_new_cache
 from attent.nn.attention import Attention
 from attent.nn.block import Block, BlockContext, Memory, make_norm
-from attent.nn.cache import Cache
+from attent.nn.cache import KV, Cache, StateCache
 from attent.nn.config import NonTransformerConfig, StackConfig
 from attent.nn.dropout import Dropout
 from attent.nn.feedforward import FeedForward
@@ -108,7 +108,7 @@ class Stack(nn.Module):
 
 
 class NonTransformerStack(nn.Module):
-    """The interface of `Stack` for LSTMs and convolutions; subclasses define `run_layers`."""
+    """The interface of `Stack` for LSTMs and convolutions: subclasses define `run_layers`; decoders, `init_states`."""
 
     config: NonTransformerConfig
     positions: Positions
@@ -135,6 +135,17 @@ class NonTransformerStack(nn.Module):
 
     @abstractmethod
     def run_layers(self, x: Tensor, lengths: Tensor | None, memory: Memory | None, cache: Cache | None) -> Tensor: ...
+
+    def init_states(self, memory: Memory) -> tuple[Tensor, list[KV | None]]:
+        """Return the states before the first token, (B, 1, N, S, E), and the projected memory of layers that attend."""
+        raise NotImplementedError
+
+    def new_cache(
+        self, capacity: int, *, rows: int | None = None, memory: Memory | None = None, beams: int = 1
+    ) -> StateCache:
+        check_new_cache(self, capacity, rows, memory, beams)
+        assert memory is not None
+        return StateCache.create(*self.init_states(memory), memory.lengths, capacity, beams)
 
 
 def compute_positions(x: Tensor, packing: Packing | None, cache: Cache | None) -> Tensor:

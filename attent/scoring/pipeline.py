@@ -567,8 +567,7 @@ def search_to_dict(options: ScoreOptions, dtype: str) -> dict[str, Any]:
 
 # Options that the first words of the description tell, or that the caller sets.
 DESCRIBED_OPTIONS = {
-    "beam_size", "n_best", "length_penalty", "length_penalty_type", "max_length", "sampling", "forbid_loops",
-    "rank_truncated_equally",
+    "beam_size", "n_best", "length_penalty", "length_penalty_type", "max_length", "sampling", "rank_truncated_equally",
 }  # fmt: skip
 
 

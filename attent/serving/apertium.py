@@ -23,7 +23,7 @@ async def translate(call: Call[ApertiumQuery]) -> Any:
 
 
 async def list_pairs(call: Call[None]) -> Any:
-    pairs = dict.fromkeys((each.source, each.target) for each in call.gateway.backend.info.directions)
+    pairs = call.gateway.backend.info.language_pairs
     return build_result([{"sourceLanguage": source, "targetLanguage": target} for source, target in pairs])
 
 

@@ -35,7 +35,6 @@ class TranslateFields(StrictBody):
     alignment: bool = Field(False, description="also return the word alignment")
     mbr_candidates: int = Field(0, ge=0, description="choose among so many by minimum Bayes risk")
     split_sentences: bool = Field(False, description="split every line into sentences, not only long ones")
-    allow_loops: bool = Field(False, description="keep a translation that repeats itself; else, search again")
     stream: bool = Field(False, description="send each sentence as a server-sent event; for one text")
 
 
@@ -66,12 +65,12 @@ def build_translate_request(body: Any) -> TranslateRequest:
         search = SearchOptions(**search_values, sampling=sampling)
     except ValueError as error:
         raise ApiError(400, str(error)) from None
-    same_names = {"target", "model", "alignment", "mbr_candidates", "split_sentences", "allow_loops"}
+    same_names = {"target", "model", "alignment", "mbr_candidates", "split_sentences"}
     return TranslateRequest(
         texts=texts,
         source=body.source or AUTO,
         search=search,
-        constraints=PhraseConstraints(prefix=body.prefix, required=tuple(body.require), banned=tuple(body.ban)),
+        constraints=PhraseConstraints(prefix=body.prefix, require=tuple(body.require), ban=tuple(body.ban)),
         glossary=tuple(body.glossary.items()),
         **body.model_dump(include=same_names),
     )

@@ -54,16 +54,14 @@ class ServiceConfig:
 
     folders: tuple[Path, ...]
     device: DeviceOptions = DeviceOptions()  # noqa: RUF009 - frozen
-    languages: Languages = (None, None)
+    languages: Languages = (None, None)  # of models whose folders do not say them
     limits: Limits = Limits()  # noqa: RUF009 - frozen
     adapters: tuple[tuple[str, Path], ...] = ()  # (name, folder)
 
     def load(self, notify: Callable[[str], None] | None = None) -> "TranslationService":
         from attent.serving.service import TranslationService  # imports torch
 
-        return TranslationService(
-            self.folders, self.device, dict(self.adapters), languages=self.languages, limits=self.limits, notify=notify
-        )
+        return TranslationService(self, notify)
 
 
 class RunningCalls:

@@ -124,7 +124,7 @@ async def delete_glossary(call: Call[None]) -> Response:
 
 
 async def list_glossary_pairs(call: Call[None]) -> Any:
-    pairs = dict.fromkeys((each.source, each.target) for each in call.gateway.backend.info.directions)
+    pairs = call.gateway.backend.info.language_pairs
     return {"supported_languages": [{"source_lang": source, "target_lang": target} for source, target in pairs]}
 
 

@@ -203,8 +203,8 @@ class Gateway:
             "max_length": (search.max_length or 0, limits.max_tokens),
             "min_length": (search.min_length, min(limits.max_tokens, limits.max_search_tokens // beams)),
             "prefix": (len(constraints.prefix), limits.max_characters),
-            "require": (sum(map(len, constraints.required)), MAX_PHRASE_CHARACTERS),
-            "ban": (sum(map(len, constraints.banned)), MAX_PHRASE_CHARACTERS),
+            "require": (sum(map(len, constraints.require)), MAX_PHRASE_CHARACTERS),
+            "ban": (sum(map(len, constraints.ban)), MAX_PHRASE_CHARACTERS),
             "glossary": (max((len(text) for _, text in request.glossary), default=0), MAX_PHRASE_CHARACTERS),
         }
         for name, (value, maximum) in bounds.items():

@@ -92,7 +92,7 @@ async def detect(call: Call[DetectBody]) -> Any:
 
 async def list_languages(call: Call[KeyedBody]) -> Any:
     info = call.gateway.backend.info
-    pairs = dict.fromkeys((each.source, each.target) for each in info.directions)
+    pairs = info.language_pairs
     return [
         {"code": tag, "name": name, "targets": [target for source, target in pairs if source == tag]}
         for tag, name in info.language_names.items()

@@ -34,7 +34,6 @@ class TranslateRequest:
     alignment: bool = False
     mbr_candidates: int = 0
     split_sentences: bool = False
-    allow_loops: bool = False  # keep translations that repeat themselves
     is_html: bool = False  # texts are HTML, whose tags are kept; without alignment and alternatives
 
     @property
@@ -79,14 +78,6 @@ class CompletionRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Completion:
-    text: str
-    finish_reason: str  # stop or length, as in OpenAI's API
-    token_count: int
-    prompt_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Direction:
     """A pair of languages and the model that translates between them."""
 
@@ -104,3 +95,7 @@ class ServiceInfo:
     models: tuple[dict[str, Any], ...] = ()  # name, kind ("translation" or "generation"), number of parameters
     language_names: dict[str, str] = field(default_factory=dict)  # tag -> English name
     file_suffixes: tuple[str, ...] = ()
+
+    @property
+    def language_pairs(self) -> tuple[tuple[str, str], ...]:
+        return tuple(dict.fromkeys((each.source, each.target) for each in self.directions))

@@ -17,11 +17,12 @@ from starlette.responses import Response
 from attent.decoding.options import GenerationOptions
 from attent.serving.endpoints import Body, Call, Endpoint
 from attent.serving.limits import ApiError
-from attent.serving.messages import AUTO, CompletionRequest, ServiceInfo, TranslateRequest
+from attent.serving.messages import AUTO, CompletionRequest, TranslateRequest
 
 WEBLATE_SEPARATOR = "\n==WEBLATE_PART==\n"
 WEBLATE_LANGUAGES = re.compile(r"from language '(?P<source>[^']{1,40})'\s+to language '(?P<target>[^']{1,40})'")
 PLACEHOLDER = re.compile(r"@@PH\d+@@|\[X\d+X\]")  # of Weblate; the translation must have them too
+FINISH_REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 TOKEN = re.compile(r"\w+|[^\w\s]")  # how the tokens of a chat are counted
 
 
@@ -76,13 +77,9 @@ class WeblateMessage(Body):
 
 async def list_models(call: Call[None]) -> Any:
     info = call.gateway.backend.info
-    names = dict.fromkeys([*(model["name"] for model in info.models), *name_pairs(info)])
+    names = dict.fromkeys([*(model["name"] for model in info.models), *map("-".join, info.language_pairs)])
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "attent"} for name in names]
     return {"object": "list", "data": data}
-
-
-def name_pairs(info: ServiceInfo) -> dict[str, tuple[str, str]]:
-    return {f"{each.source}-{each.target}": (each.source, each.target) for each in info.directions}
 
 
 async def complete(call: Call[CompletionBody]) -> Any:
@@ -105,16 +102,17 @@ async def complete(call: Call[CompletionBody]) -> Any:
     results = await gateway.call("complete", request, call.client, characters=work)
     texts = [text for group in results for text in group]
     choices = [
-        {"index": index, "text": each.text, "logprobs": None, "finish_reason": each.finish_reason}
+        {"index": index, "text": each.text, "logprobs": None, "finish_reason": FINISH_REASONS[each.finish_reason]}
         for index, each in enumerate(texts)
     ]
-    counts = (sum(group[0].prompt_tokens for group in results), sum(each.token_count for each in texts))
+    counts = (sum(group[0].prompt_tokens for group in results), sum(len(each.token_ids) for each in texts))
     return build_result(body, "text_completion", choices, *counts)
 
 
 async def chat(call: Call[ChatBody]) -> Any:
     body, info = call.body, call.gateway.backend.info
-    pairs, names = name_pairs(info), {each.model for each in info.directions}
+    pairs = {"-".join(pair): pair for pair in info.language_pairs}
+    names = {each.model for each in info.directions}
     if body.model not in {*pairs, *names, AUTO}:
         raise ApiError(404, "`model` must be a translator, a language pair such as en-de, or auto; see /v1/models")
     message = next((each.text for each in reversed(body.messages) if each.role == "user"), None)

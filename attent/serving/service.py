@@ -8,14 +8,13 @@ import codecs
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path, PurePath
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attent.data.formats.registry import detect_document_format, list_document_suffixes, scan_document
 from attent.data.pairs import ANY_LANGUAGES, CorpusError
@@ -24,7 +23,7 @@ from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation.generator import Generator
 from attent.decoding.glossary import Glossary
 from attent.decoding.loading import check_model_exists, read_data_settings
-from attent.decoding.options import DeviceOptions, Hypothesis, SearchOptions, SearchRequest, StopCheck
+from attent.decoding.options import Generation, Hypothesis, SearchOptions, SearchRequest, StopCheck
 from attent.decoding.pipeline import (
     TranslationPipeline,
     pretranslate_document,
@@ -38,12 +37,11 @@ from attent.interop import load
 from attent.models import CausalLM, Seq2Seq
 from attent.serving.batching import SearchBatcher
 from attent.serving.endpoints import LookRequest, SuggestRequest
-from attent.serving.limits import ApiError, Limits
+from attent.serving.limits import ApiError
 from attent.serving.look_document import build_look_document, render_look_page
 from attent.serving.messages import (
     AUTO,
     CallContext,
-    Completion,
     CompletionRequest,
     Direction,
     FileRequest,
@@ -57,6 +55,9 @@ from attent.storage.errors import FolderError
 from attent.storage.hub import find_origin
 from attent.text.language_id import LanguageIdentifier, detect_language
 from attent.text.language_tags import choose_tag, get_language_name, is_same_language
+
+if TYPE_CHECKING:
+    from attent.serving.backend import ServiceConfig
 
 GPU_BATCH_TOKENS = 65_536  # sources x longest source x beams; one batch takes a few dozen milliseconds
 PLAIN_TEXT_SUFFIX = ".txt"
@@ -89,47 +90,35 @@ class BatchedTranslator(Translator):
 
 
 class TranslationService:
-    def __init__(
-        self,
-        folders: Sequence[Path],
-        device: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
-        adapters: Mapping[str, Path] = MappingProxyType({}),
-        *,
-        languages: Languages = (None, None),
-        limits: Limits = Limits(),  # noqa: B008 - frozen
-        notify: Callable[[str], None] | None = None,
-    ) -> None:
-        """Load the models. `languages` are those of models whose folders do not say them."""
-        self.limits = limits
+    def __init__(self, config: "ServiceConfig", notify: Callable[[str], None] | None = None) -> None:
+        """Load the models."""
+        self.limits = config.limits
         self.translators: dict[str, BatchedTranslator] = {}
         self.generators: dict[str, Generator] = {}
         self._generator_lock = threading.Lock()
         self._inspectors: dict[str, TranslationInspector] = {}
-        for folder in folders:
-            self._load_model(folder.expanduser(), device, languages, notify)
+        for folder in config.folders:
+            self._load_model(folder.expanduser(), config, notify)
         bases = list(self.translators.values())
-        for name, folder in adapters.items():
+        for name, folder in config.adapters:
             self._load_adapter(name, folder, bases)
         if not self.translators and not self.generators:
             raise ValueError("there must be a model to serve, but none is named; give its folder")
         self.directions = tuple(
             direction
             for name, translator in self.translators.items()
-            for direction in list_directions(name, translator, languages)
+            for direction in list_directions(name, translator, config.languages)
         )
 
-    def _load_model(
-        self, folder: Path, device: DeviceOptions, languages: Languages, notify: Callable[[str], None] | None
-    ) -> None:
+    def _load_model(self, folder: Path, config: "ServiceConfig", notify: Callable[[str], None] | None) -> None:
         check_model_exists(folder)
+        device, (src, tgt) = config.device, config.languages
         name = self._choose_name(folder)
         model = load(folder)
         if isinstance(model, CausalLM):
             self.generators[name] = Generator.load(folder, device=device.device, dtype=device.dtype, notify=notify)
         elif isinstance(model, Seq2Seq) and model.config.frontend is None:
-            translator = BatchedTranslator.load(
-                folder, **vars(device), src=languages[0], tgt=languages[1], notify=notify
-            )
+            translator = BatchedTranslator.load(folder, **vars(device), src=src, tgt=tgt, notify=notify)
             translator.translate(["a"])  # loads the engine and its conversion
             self.translators[name] = translator
         else:
@@ -340,25 +329,13 @@ class TranslationService:
 
     # --- other models and views --------------------------------------------------------------------------------------
 
-    def complete(self, request: CompletionRequest, context: CallContext) -> list[list[Completion]]:
+    def complete(self, request: CompletionRequest, context: CallContext) -> list[list[Generation]]:
         if request.model not in self.generators:
             names = ", ".join(self.generators) or "none"
             raise ApiError(404, f"`model` must be a language model served here ({names}), but is {request.model!r:.80}")
-        generator = self.generators[request.model]
+        generator, options = self.generators[request.model], request.options
         with self._generator_lock:
-            results = generator.generate(request.prompts, request.options, should_stop=context.should_stop)
-        return [
-            [
-                Completion(
-                    text=each.text,
-                    finish_reason="length" if each.finish_reason == "length" else "stop",
-                    token_count=len(each.token_ids),
-                    prompt_tokens=len(generator.encode_prompt(prompt)),
-                )
-                for each in generations
-            ]
-            for prompt, generations in zip(request.prompts, results, strict=True)
-        ]
+            return generator.generate(request.prompts, options, should_stop=context.should_stop)
 
     def look(self, request: LookRequest, context: CallContext) -> dict[str, Any]:
         inspector = self._get_inspector(request.model or "")
@@ -437,7 +414,6 @@ def build_search_arguments(request: TranslateRequest, direction: Direction) -> d
         "glossary": Glossary.from_terms(dict(request.glossary)) if request.glossary else None,
         "split_sentences": request.split_sentences,
         "source_lang": direction.source,
-        "prevent_repetition": not request.allow_loops,
     }
 
 

@@ -70,7 +70,8 @@ def test_only_switches_that_can_be_on_have_a_negative(command: str) -> None:
     expected: dict[str, set[str]] = {
         "compare": switches, "distil": switches, "train": {*switches, "--no-mono-sampling"},
         "generate": {"--no-echo"}, "look": {"--no-open"},
-        **{name: {"--no-repeat-ngram-size"} for name in ("caption", "score", "transcribe", "translate")},
+        **{name: {"--no-repeat-ngram-size"} for name in ("caption", "transcribe")},
+        **{name: {"--no-repeat-ngram-size", "--no-prevent-loops"} for name in ("score", "translate")},
     }  # fmt: skip
     assert names == expected.get(command, set())
 
@@ -97,9 +98,10 @@ def test_flags_that_are_set_by_default() -> None:
         "length_penalty_type": "avg",
         "beam_groups": 1,
         "diversity_penalty": 0.5,
+        "prevent_loops": True,
     }
     expected: dict[type, dict[str, object]] = {
-        TranslateFlags: {**search, "forbid_loops": True, "output_type": "text", "input_type": "auto"},
+        TranslateFlags: {**search, "output_type": "text", "input_type": "auto"},
         ScoreFlags: {**search, "metrics": ("bleu", "chrf", "ter"), "worst": 5},
         LookFlags: {"beam_size": 4, "open": True, "parts": "heads", "max_bleu_drop": 0.2, "dtype": "float32"},
         GenerateFlags: {"echo": True},

@@ -569,16 +569,16 @@ def test_flags_reach_the_pipeline(trained_model: Path, tmp_path: Path) -> None:
     (tmp_path / "terms.tsv").write_text("dog\tHund\n", encoding="utf-8")
     flags = TranslateFlags(
         to="de", src="en", glossary=tmp_path / "terms.tsv", prefix="Ein ", require=("Hund",), ban=("Katze",),
-        mbr_candidates=5, split_sentences=True, forbid_loops=False, output_type="json", with_score=True,
+        mbr_candidates=5, split_sentences=True, output_type="json", with_score=True,
         alignment="soft", n_best=2, engine="torch", device="cpu",
     )  # fmt: skip
     options = SearchOptions(beam_size=5, n_best=2)
     pipeline = build_pipeline(trained_model, options, flags, ProgressDisplay(io.StringIO()))
     assert (pipeline.to, pipeline.source_lang, pipeline.options) == ("de", "en", options)
-    assert pipeline.constraints == PhraseConstraints(prefix="Ein ", required=("Hund",), banned=("Katze",))
+    assert pipeline.constraints == PhraseConstraints(prefix="Ein ", require=("Hund",), ban=("Katze",))
     assert pipeline.glossary is not None
     assert [match.forms for match in pipeline.glossary.find_terms("a dog")] == [("Hund",)]
-    assert (pipeline.mbr_candidates, pipeline.split_sentences, pipeline.prevent_repetition) == (5, True, False)
+    assert (pipeline.mbr_candidates, pipeline.split_sentences) == (5, True)
     output = pipeline.output_format
     assert (output.type, output.n_best, output.with_score, output.alignment) == ("json", 2, True, "soft")
     assert output.score_formula == options.score_formula
@@ -598,6 +598,7 @@ def test_search_flags_become_options_with_a_sufficient_beam() -> None:
     assert build_search_options(SearchFlags()) == SearchOptions()
     assert build_search_options(SearchFlags(n_best=7)) == SearchOptions(n_best=7, beam_size=7)
     assert build_search_options(SearchFlags(beam_groups=3)).beam_size == 6
+    assert build_search_options(SearchFlags(prevent_loops=False)) == SearchOptions(prevent_loops=False)
     assert build_search_options(SearchFlags(seed=5)).sampling is not None
     assert build_search_options(SearchFlags(seed=5, n_best=9)).beam_size == 4
     for flags, sampling in (

@@ -21,6 +21,7 @@ from attent.decoding.translator import TranslationError, Translator
 from attent.models import Seq2Seq
 from attent.models.weights import write_adapter
 from attent.nn.lora import AdaptedLinear, add_lora, merge_lora, split_parameters
+from attent.serving.backend import ServiceConfig
 from attent.serving.messages import CallContext, TranslateRequest
 from attent.serving.service import TranslationService
 from attent.storage.errors import FolderError
@@ -138,9 +139,11 @@ def test_wrong_adapters_are_refused(home: Path) -> None:
 
 
 def test_a_server_chooses_the_adapter_of_each_request(home: Path) -> None:
-    service = TranslationService(
-        [home / "base"], adapters={name: home / name for name in NAMES}, languages=("en", None)
-    )
+    def load_service(model: str, **adapters: str) -> TranslationService:
+        folders = tuple((name, home / folder) for name, folder in adapters.items())
+        return TranslationService(ServiceConfig(folders=(home / model,), adapters=folders, languages=("en", None)))
+
+    service = load_service("base", **{name: name for name in NAMES})
 
     def ask(name: str | None) -> list[str]:
         request = TranslateRequest(texts=tuple(SOURCES), source="en", target="de", model=name)
@@ -151,9 +154,9 @@ def test_a_server_chooses_the_adapter_of_each_request(home: Path) -> None:
     assert ask(None) == ask("base")
     assert [entry["name"] for entry in service.info.models] == ["base", *NAMES]
     with pytest.raises(FolderError, match="is an adapter of base"):
-        TranslationService([home / "first-merged"], adapters={"x": home / "first"}, languages=("en", None))
+        load_service("first-merged", x="first")
     with pytest.raises(ValueError, match="must have another name than base"):
-        TranslationService([home / "base"], adapters={"base": home / "first"}, languages=("en", None))
+        load_service("base", base="first")
 
 
 def test_names_of_adapters_are_checked() -> None:

@@ -93,11 +93,11 @@ def test_a_prefix_ends_a_word(prefix: str, is_partial: bool, ends_word: bool) ->
 def test_constraints_without_additions_stay_the_same_object() -> None:
     assert NO_CONSTRAINTS.extend() is NO_CONSTRAINTS
     assert NO_CONSTRAINTS.extend(prefix="") == NO_CONSTRAINTS
-    base = PhraseConstraints(prefix="Ein", prefix_is_partial=True, required=("a",), banned=("b",))
-    assert base.extend(required=["c"], banned=["d"]) == PhraseConstraints(
-        prefix="Ein", prefix_is_partial=True, required=("a", "c"), banned=("b", "d")
+    base = PhraseConstraints(prefix="Ein", prefix_is_partial=True, require=("a",), ban=("b",))
+    assert base.extend(require=["c"], ban=["d"]) == PhraseConstraints(
+        prefix="Ein", prefix_is_partial=True, require=("a", "c"), ban=("b", "d")
     )
-    assert base.extend(prefix="") == PhraseConstraints(required=("a",), banned=("b",))
+    assert base.extend(prefix="") == PhraseConstraints(require=("a",), ban=("b",))
 
 
 def test_keywords_have_the_names_and_types_of_the_declaration() -> None:

@@ -96,7 +96,7 @@ def test_a_trace_equals_the_translation() -> None:
     trace = trace_search(
         toy_translator._build_torch_engine(), SearchRequest(source_ids=row, max_length=len(row) + 49), SearchOptions()
     )
-    (expected,) = toy_translator.translate([TEXT], n_best=4, prevent_repetition=False)
+    (expected,) = toy_translator.translate([TEXT], n_best=4, prevent_loops=False)
     assert [toy_translator.tokenizer.target.decode(hypothesis.token_ids) for hypothesis in trace.hypotheses] == [
         candidate.text for candidate in expected.n_best
     ]

@@ -33,7 +33,7 @@ def test_t5_is_searched_as_transformers_does(folder: tuple[Path, Any]) -> None:
     path, theirs = folder
     ours = Translator.load(path, device="cpu", engine="torch")
     assert (ours.model.config.start_id, ours.model.config.end_id) == (0, 1)
-    found = ours.translate(TEXTS, beam_size=1, prevent_repetition=False)
+    found = ours.translate(TEXTS, beam_size=1, prevent_loops=False)
     engine = ours._build_torch_engine()
     for text, one in zip(TEXTS, found, strict=True):
         row = ours.tokenizer.encode_source([text])[0]

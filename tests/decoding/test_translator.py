@@ -152,12 +152,12 @@ def test_keywords_change_the_options(trained_translator: Translator) -> None:
 
 
 def test_phrases_may_be_keywords(trained_translator: Translator) -> None:
-    constraints = PhraseConstraints(prefix="Zwei", required=("Hund",), banned=("park",))
+    constraints = PhraseConstraints(prefix="Zwei", require=("Hund",), ban=("park",))
     expected = trained_translator.translate([TEXTS[0]], constraints=constraints)
-    given = trained_translator([TEXTS[0]], prefix="Zwei", required=["Hund"], banned=["park"])
+    given = trained_translator([TEXTS[0]], prefix="Zwei", require=["Hund"], ban=["park"])
     assert given == expected
-    per_text = [PhraseConstraints(banned=("park",)), PhraseConstraints(prefix="Ein")]
-    one, other = trained_translator(TEXTS[:2], constraints=per_text, required=["Hund"])
+    per_text = [PhraseConstraints(ban=("park",)), PhraseConstraints(prefix="Ein")]
+    one, other = trained_translator(TEXTS[:2], constraints=per_text, require=["Hund"])
     assert "hund" in one.text.lower()
     assert other.text.startswith("Ein")
 
@@ -258,7 +258,7 @@ def test_a_stream_joins_to_the_translation(trained_translator: Translator, beam_
     search, several = SearchOptions(beam_size=beam_size), 0
     for text in [*TEXTS[:3], *ODD, " two women "]:
         pieces = list(trained_translator.stream(text, search))
-        assert "".join(pieces).strip() == trained_translator.translate([text], search, prevent_repetition=False)[0].text
+        assert "".join(pieces).strip() == trained_translator.translate([text], search, prevent_loops=False)[0].text
         assert all(pieces)
         several += len(pieces) > (3 if beam_size == 1 else 1)
     assert several > 3
@@ -274,7 +274,7 @@ def test_a_stream_may_end_in_an_incomplete_character(trained_translator: Transla
     made = looping_model(half, of.encode(["a"])[0][-1])
     one = Translator(made, trained_translator.tokenizer)
     search = SearchOptions(max_length=4, beam_size=1)
-    assert "".join(one.stream("a dog", search)) == one.translate(["a dog"], search, prevent_repetition=False)[0].text
+    assert "".join(one.stream("a dog", search)) == one.translate(["a dog"], search, prevent_loops=False)[0].text
     assert one.translate(["a dog"], search)[0].text.endswith("\ufffd")
 
 
@@ -482,7 +482,7 @@ def count_whole_words(word: str, text: str) -> int:
 )
 def test_required_phrases_occur(trained_translator: Translator, words: tuple[str, ...]) -> None:
     for one in trained_translator.translate(
-        [*TEXTS, *ODD], SearchOptions(beam_size=6), constraints=PhraseConstraints(required=words)
+        [*TEXTS, *ODD], SearchOptions(beam_size=6), constraints=PhraseConstraints(require=words)
     ):
         assert one.is_finished
         for word in words:
@@ -493,7 +493,7 @@ def test_required_phrases_occur(trained_translator: Translator, words: tuple[str
 def test_banned_phrases_never_occur(trained_translator: Translator, words: tuple[str, ...]) -> None:
     texts = [*TEXTS, *ODD]
     freely = translate_to_texts(trained_translator, texts)
-    got = translate_to_texts(trained_translator, texts, constraints=PhraseConstraints(banned=words))
+    got = translate_to_texts(trained_translator, texts, constraints=PhraseConstraints(ban=words))
     assert any(count_whole_words(word, text) for word in words for text in freely)
     assert not any(count_whole_words(word, text) for word in words for text in got)
     clean = [not any(count_whole_words(word, text) for word in words) for text in freely]
@@ -506,8 +506,8 @@ def test_each_text_has_its_own_constraints(trained_translator: Translator) -> No
     controls = [
         PhraseConstraints(),
         PhraseConstraints(prefix="Die"),
-        PhraseConstraints(required=("Hund",)),
-        PhraseConstraints(banned=("park",)),
+        PhraseConstraints(require=("Hund",)),
+        PhraseConstraints(ban=("park",)),
     ]
     together = translate_to_texts(trained_translator, TEXTS[:4], constraints=controls)
     assert together == [
@@ -521,16 +521,16 @@ def test_each_text_has_its_own_constraints(trained_translator: Translator) -> No
 
 @pytest.mark.parametrize("demanded", ["hund", "Der Hund"])
 def test_a_required_phrase_must_not_be_banned(trained_translator: Translator, demanded: str) -> None:
-    control = PhraseConstraints(required=(demanded,), banned=("hund",))
+    control = PhraseConstraints(require=(demanded,), ban=("hund",))
     with pytest.raises(TranslationError, match=f"`{demanded}` is required, but contains the banned `hund`"):
         trained_translator.translate(TEXTS[:2], constraints=[PhraseConstraints(), control])
     with pytest.raises(TranslationError, match="banned"):
         list(trained_translator.stream(TEXTS[0], constraints=control))
-    trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(required=("Hundehaus",), banned=("hund",)))
+    trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(require=("Hundehaus",), ban=("hund",)))
 
 
 def test_a_prefix_must_not_be_banned(trained_translator: Translator) -> None:
-    refused = PhraseConstraints(prefix="Ein  Hund ", banned=("Katze", "ein hund"))
+    refused = PhraseConstraints(prefix="Ein  Hund ", ban=("Katze", "ein hund"))
     translate: list[Callable[[PhraseConstraints], object]] = [
         lambda constraints: trained_translator.translate(TEXTS[:1], constraints=constraints),
         lambda constraints: list(trained_translator.stream(TEXTS[0], constraints=constraints)),
@@ -545,8 +545,8 @@ def test_a_prefix_must_not_be_banned(trained_translator: Translator) -> None:
 
 def test_phrases_are_accepted_as_lists(trained_translator: Translator) -> None:
     phrases = ["Haus", "Garten"], ["Hund", "Katze"]
-    as_lists = PhraseConstraints(required=phrases[0], banned=phrases[1])  # type: ignore[arg-type]
-    as_tuples = PhraseConstraints(required=tuple(phrases[0]), banned=tuple(phrases[1]))
+    as_lists = PhraseConstraints(require=phrases[0], ban=phrases[1])  # type: ignore[arg-type]
+    as_tuples = PhraseConstraints(require=tuple(phrases[0]), ban=tuple(phrases[1]))
     assert as_lists == as_tuples
     texts = [trained_translator.translate(TEXTS[:2], constraints=item)[1].text for item in (as_lists, as_tuples)]
     assert texts[0] == texts[1]
@@ -554,21 +554,21 @@ def test_phrases_are_accepted_as_lists(trained_translator: Translator) -> None:
 
 def test_a_required_word_with_an_unknown_letter_is_a_whole_word(trained_translator: Translator) -> None:
     for word in ("Łódź", "Москва", "7"):
-        (one,) = trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(required=(word,)))
+        (one,) = trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(require=(word,)))
         assert re.search(rf"(^|\s){word}(\W|$)", one.text)
 
 
 def test_required_phrases_may_cause_loops(trained_translator: Translator) -> None:
-    (one,) = trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(required=(" ".join(["ha"] * 12),)))
+    (one,) = trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(require=(" ".join(["ha"] * 12),)))
     assert " ".join(["ha"] * 12) in one.text
 
 
 @pytest.mark.parametrize("search", [SearchOptions(beam_groups=2), SearchOptions(sampling=SamplingOptions())])
 def test_required_phrases_need_plain_beam_search(trained_translator: Translator, search: SearchOptions) -> None:
     with pytest.raises(TranslationError, match="need plain beam search"):
-        trained_translator.translate(TEXTS[:1], search, constraints=PhraseConstraints(required=("Hund",)))
+        trained_translator.translate(TEXTS[:1], search, constraints=PhraseConstraints(require=("Hund",)))
     with pytest.raises(TranslationError, match="must be a word, but is empty"):
-        trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(required=(" ",)))
+        trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(require=(" ",)))
 
 
 def test_unknown_spaces_are_replaced(trained_translator: Translator) -> None:
@@ -592,7 +592,7 @@ def test_glossary_terms_occur_where_required(trained_translator: Translator) -> 
 
 
 def test_a_prefix_or_required_phrase_needs_a_single_sentence(trained_translator: Translator) -> None:
-    for control in (PhraseConstraints(prefix="Ein"), PhraseConstraints(required=("Hund",))):
+    for control in (PhraseConstraints(prefix="Ein"), PhraseConstraints(require=("Hund",))):
         with pytest.raises(TranslationError, match=r"must be one sentence of at most .* tokens, but has 2"):
             trained_translator.translate([f"{TEXTS[0]} {TEXTS[1]}"], constraints=control, split_sentences=True)
     with pytest.raises(ValueError, match="must be shorter than max_length"):
@@ -622,13 +622,11 @@ def test_a_translation_with_a_loop_is_searched_again() -> None:
     ids = [i for i in range(of.target.size) if of.target.to_pieces([i])[0].strip("▁").isalpha()][:6]
     one = Translator(looping_model(*ids), of)
     sources, search = ["a dog", "a a a a a a a a a a a a a a a a"], SearchOptions(beam_size=2, max_length=30)
-    circling = one.translate(sources, search, prevent_repetition=False)
+    circling = one.translate(sources, search, prevent_loops=False)
     guarded = one.translate(sources, search)
     assert all(has_loop([piece_id(piece) for piece in found.tokens]) for found in circling)
     assert not has_loop([piece_id(piece) for piece in guarded[0].tokens])
     assert guarded[1].tokens == circling[1].tokens  # as its source does
-    (asked,) = one.translate(sources[:1], replace(search, forbid_loops=True), prevent_repetition=False)
-    assert asked.tokens == guarded[0].tokens
 
 
 def test_loops_forbidden_from_the_start_need_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -884,7 +882,7 @@ def test_a_marian_folder_is_loaded(marian: Path) -> None:
     trained_translator = Translator.load(marian, device="cpu", engine="torch")
     trained_translator.model.double()
     of, search = trained_translator.tokenizer, SearchOptions(n_best=2, max_length=12)
-    got = trained_translator.translate(TEXTS, search, prevent_repetition=False)
+    got = trained_translator.translate(TEXTS, search, prevent_loops=False)
     source, lengths = pad_rows(of.encode_source(TEXTS), of.source.pad)
     config = trained_translator.model.config
     never = find_suppressed_tokens(config, of)
@@ -909,7 +907,7 @@ def test_a_marian_folder_is_loaded(marian: Path) -> None:
     assert len({one.text for one in got}) > 3
     assert "".join(trained_translator.stream(TEXTS[0], search)).strip() == got[0].text
     (kept,) = trained_translator.translate(
-        TEXTS[:1], search, constraints=PhraseConstraints(prefix="Ein", banned=("Mann",))
+        TEXTS[:1], search, constraints=PhraseConstraints(prefix="Ein", ban=("Mann",))
     )
     assert kept.text.startswith("Ein")
 
@@ -918,7 +916,7 @@ def test_continuations_obey_constraints(trained_translator: Translator) -> None:
     wanted = trained_translator.suggest_continuations(TEXTS[0], "Ein ", 6)
     words = {word.strip(".,") for one in wanted for word in one.text.split()[1:2]}
     for word in words - {"Ein"}:
-        kept = trained_translator.suggest_continuations(TEXTS[0], PhraseConstraints(prefix="Ein ", banned=(word,)), 6)
+        kept = trained_translator.suggest_continuations(TEXTS[0], PhraseConstraints(prefix="Ein ", ban=(word,)), 6)
         assert all(word not in re.findall(r"\w+", one.text) for one in kept)
 
 

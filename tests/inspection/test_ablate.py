@@ -101,9 +101,7 @@ def test_effects_equal_manual_measurements(translator: Translator, model: Seq2Se
     ablation = measure_ablation(translator, parts)
     for part, effect in zip([None, *parts], [None, *ablation.effects], strict=True):
         with mask_heads(model, *[] if part is None else [part]):
-            outputs = [
-                item.text for item in translator.translate(SAMPLE.sources, SEARCH, to="de", prevent_repetition=False)
-            ]
+            outputs = [item.text for item in translator.translate(SAMPLE.sources, SEARCH, to="de", prevent_loops=False)]
             scored = score_targets(model, tokenizer(), SAMPLE.sources, SAMPLE.references, to="de")
         tokens = sum(item.length for item in scored)
         figures = ablation if effect is None else effect

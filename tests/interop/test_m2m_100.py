@@ -186,7 +186,7 @@ def test_search_with_a_given_language_matches_generate(name: str, beam_size: int
         )
         expected.append([token for token in generated[0, 1:].tolist() if token != 1])
     search = SearchOptions(beam_size=beam_size, length_penalty=1.0, max_length=LIMIT - 1)
-    found = translator.translate(SENTENCES[:25], search, prevent_repetition=False)
+    found = translator.translate(SENTENCES[:25], search, prevent_loops=False)
     rows = [[*each.token_ids, *([2] if each.is_finished else [])] for each in found]
     # At the maximum length `transformers` ranks truncated hypotheses among finished ones, attent ranks them last.
     comparable = [i for i, row in enumerate(expected) if row[-1] == 2 or beam_size == 1]

@@ -33,7 +33,7 @@ def test_translations_and_scores_are_those_of_marian(name: str) -> None:
     lines = (MODELS / name / "translations.tsv").read_text(encoding="utf-8").splitlines()
     sources, targets, log_probs = zip(*(line.split("\t") for line in lines), strict=True)
     translator = Translator.load(MODELS / name, engine="torch")
-    found = translator.translate(sources, SearchOptions(beam_size=4), prevent_repetition=False)
+    found = translator.translate(sources, SearchOptions(beam_size=4), prevent_loops=False)
     assert [each.text for each in found] == list(targets)
     assert [each.log_prob for each in found] == pytest.approx([float(each) for each in log_probs], abs=3e-4)
     assert ("model", "encoder-decoder Transformer, saved by Marian") in inspect_folder(MODELS / name).rows

@@ -51,7 +51,7 @@ def search_pieces(folder: Path, texts: Sequence[str], beam_size: int, *pair: str
         SearchOptions(beam_size=beam_size, max_length=LIMIT),
         next(iter(translator.tokenizer.source.tags), None),
     )
-    return [tuple(found.tokens) for found in translator.translate(texts, options, to=to, prevent_repetition=False)]
+    return [tuple(found.tokens) for found in translator.translate(texts, options, to=to, prevent_loops=False)]
 
 
 def count_equal(before: Path, after: Path, texts: Sequence[str], beam_size: int, *pair: str) -> tuple[int, int]:

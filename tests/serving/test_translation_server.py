@@ -57,7 +57,7 @@ def make_sentences(count: int, seed: int = 1, longest: int = 30) -> list[str]:
 
 @pytest.fixture(scope="module")
 def service() -> TranslationService:
-    return TranslationService([MODEL], languages=LANGUAGES)
+    return TranslationService(ServiceConfig(folders=(MODEL,), languages=LANGUAGES))
 
 
 @contextmanager
@@ -159,8 +159,7 @@ def test_a_stream_is_the_same_text_in_pieces(service: TranslationService, client
     sampling = TranslateRequest(
         texts=(text * 3,),
         source="en",
-        search=SearchOptions(beam_size=1, sampling=SamplingOptions(seed=3, temperature=2.0)),
-        allow_loops=True,
+        search=SearchOptions(beam_size=1, sampling=SamplingOptions(seed=3, temperature=2.0), prevent_loops=False),
     )
     (sampled,) = service.translate(sampling, CallContext())
     sampled_pieces = list[str]()

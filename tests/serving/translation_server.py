@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attent.decoding.options import DeviceOptions
-from attent.serving.backend import LocalBackend
+from attent.serving.backend import LocalBackend, ServiceConfig
 from attent.serving.gateway import ServerOptions
 from attent.serving.service import TranslationService
 from attent.serving.translation_app import TranslationApp
@@ -29,6 +29,9 @@ def start_translation_server(
     models = [Path(shutil.copytree(SAVED_MODEL, folder / "numbers", dirs_exist_ok=True))]
     if generator:
         models.append(save_model_folder(folder / "letters"))
-    service = TranslationService(models, DeviceOptions(device="cpu"), languages=("en", "de"), limits=options.limits)
+    config = ServiceConfig(
+        folders=tuple(models), device=DeviceOptions(device="cpu"), languages=("en", "de"), limits=options.limits
+    )
+    service = TranslationService(config)
     with serve_in_thread(TranslationApp(LocalBackend(service), options)) as url:
         yield Client(url)

@@ -80,26 +80,22 @@ def has_loop(token_ids: Sequence[int]) -> bool:
 
 
 class NoLoops(Constraint):
-    """Forbid the token that would complete a loop, in all requests or in those with `forbid_loops`.
+    """Forbid the token that would complete a loop, in requests with `forbid_loops`.
 
     State: whether it applies; for periods 1, 2, ... the token that far back, and the length of the run of tokens that
     equal the one that far before them.
     """
 
-    def __init__(self, device: torch.device | str = "cpu", all_requests: bool = True) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
         self.run_limits = torch.tensor([run_length - 1 for run_length in LOOP_RUNS], device=device)
-        self.all_requests = all_requests
 
     @classmethod
     def build(cls, setup: ConstraintSetup) -> Self | None:
-        for_all = setup.options.forbid_loops
-        if not for_all and not any(request.forbid_loops for request in setup.requests):
-            return None
-        return cls(setup.vocabulary.device, all_requests=for_all)
+        return cls(setup.vocabulary.device) if any(request.forbid_loops for request in setup.requests) else None
 
     def build_initial_state(self, requests: Sequence[SearchRequest]) -> Tensor:
         state = self.run_limits.new_zeros(len(requests), 1 + 2 * MAX_LOOP_PERIOD)
-        state[:, 0] = torch.tensor([self.all_requests or request.forbid_loops for request in requests])
+        state[:, 0] = torch.tensor([request.forbid_loops for request in requests])
         state[:, 1 : 1 + MAX_LOOP_PERIOD] = -1
         return state
 

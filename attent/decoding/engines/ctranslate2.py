@@ -36,9 +36,10 @@ from attent.storage.cache import get_cache_folder, hold_lock
 from attent.storage.errors import FolderError
 from attent.text.tokenizer import Tokenizer
 
-SUPPORTED_OPTIONS = frozenset(
-    {"beam_size", "length_penalty", "length_penalty_type", "n_best", "max_length", "patience", "diversity_penalty"}
-)
+SUPPORTED_OPTIONS = frozenset({
+    "beam_size", "length_penalty", "length_penalty_type", "n_best", "max_length", "patience", "diversity_penalty",
+    "prevent_loops",
+})  # fmt: skip
 SUPPORTED_REQUEST_FIELDS = frozenset({"source_ids", "rng_key", "max_length", "prefix_ids", "prefix_ends_word"})
 REASONS = {
     "sampling": "does not sample with our seeds",

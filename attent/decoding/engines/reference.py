@@ -19,7 +19,7 @@ from attent.decoding.constraints.token_rules import MinLength, NoLoops
 from attent.decoding.engines.gpu import eligibility
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable, search_in_batches
 from attent.decoding.loading import pad_token_ids
-from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck, are_supported
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
 from attent.decoding.search import (
     BeamState,
     SearchContext,
@@ -71,7 +71,7 @@ class TorchEngine(Generic[State]):
         context = self.build_context(options, requests)
         remaining = set(range(len(requests)))
         may_support = self.use_gpu_engine and eligibility.may_support(self.model, context)
-        if may_support and are_supported(requests, eligibility.SUPPORTED_REQUEST_FIELDS):
+        if may_support and eligibility.supports_requests(requests):
             for index, hypotheses in search_in_batches(
                 requests, options, lambda batch: self._search_gpu_batch(batch, context)
             ):
@@ -118,7 +118,7 @@ class TorchEngine(Generic[State]):
                 if not search.has_room_for(batch, context):
                     return Unavailable.OUT_OF_MEMORY
                 max_rows = self._choose_max_rows(batch, context.num_beams)
-                result = search.search(self.model, batch, context, max_rows, self.check_cancelled)
+                result = search.search(batch, context, max_rows, self.check_cancelled)
                 return result or Unavailable.OUT_OF_MEMORY
             except eligibility.get_recoverable_errors() as error:
                 eligibility.drop_cached_searches(self.model, failed=not isinstance(error, torch.OutOfMemoryError))

@@ -7,7 +7,7 @@ text and may span tokens.
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,7 @@ import torch
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation import loop
 from attent.decoding.loading import check_tokenizer_size, compute_max_rows, load_tokenizer, resolve_device_and_dtype
-from attent.decoding.options import GenerationOptions, StopCheck
+from attent.decoding.options import Generation, GenerationOptions, StopCheck
 from attent.decoding.translator import check_list_of_strings
 from attent.interop import load_as
 from attent.models import CausalLM
@@ -131,15 +131,6 @@ class PromptTooLongError(GenerationError):
         self.index, self.problem = index, problem
 
 
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    prompt: str
-    text: str  # up to the end, or to the stop string
-    token_ids: tuple[int, ...]  # without the end token; up to the token that completes a stop string
-    log_prob: float  # sum over these tokens and the end token if there is one
-    finish_reason: loop.FinishReason  # end: end token; stop: stop string; length: truncated
-
-
 class Generator:
     """A decoder-only model with its tokenizer. Not thread-safe.
 
@@ -151,24 +142,14 @@ class Generator:
     '...'
     """
 
-    def __init__(
-        self,
-        model: CausalLM,
-        tokenizer: Tokenizer,
-        *,
-        use_cuda_graphs: bool = True,
-        notify: Callable[[str], None] | None = None,
-    ) -> None:
-        """
-        use_cuda_graphs  capture steps on an NVIDIA GPU; nothing else may use it meanwhile
-        notify           receives messages for the user, such as that fewer tokens than requested are generated
-        """
+    def __init__(self, model: CausalLM, tokenizer: Tokenizer, *, notify: Callable[[str], None] | None = None) -> None:
+        """`notify` receives messages for the user, such as that fewer tokens than requested are generated."""
         vocabulary, vocab = tokenizer.target, model.config.vocab
         # Tokens beyond the model's vocabulary must have no text: some folders add one for padding.
         if any(vocabulary.decode([token]) for token in range(vocab, vocabulary.size)):
             check_tokenizer_size(vocabulary.size, vocab)
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
-        self.use_cuda_graphs, self._notify = use_cuda_graphs, notify
+        self._notify = notify
         self._static_state: tuple[tuple[int, int, loop.StepOptions], loop.StaticState] | None = None
 
     @classmethod
@@ -312,6 +293,7 @@ class Generator:
                         token_ids, log_probs, reason = token_ids[:count], log_probs[:count], "stop"
                 generations[indices[i]] = Generation(
                     prompt=prompts[indices[i] // n],
+                    prompt_tokens=len(batch[i].token_ids),
                     text=text,
                     token_ids=token_ids,
                     log_prob=math.fsum(log_probs),
@@ -352,7 +334,7 @@ class Generator:
     def _start_loop(self, prompts: Sequence[loop.EncodedPrompt], options: loop.StepOptions) -> loop.GenerationLoop:
         context = loop.GenerationContext.from_options(options, self.device)
         state: loop.GenerationState
-        if self.use_cuda_graphs and loop.can_capture_graphs(self.device):
+        if loop.can_capture_graphs(self.device):
             state = self._get_static_state(len(prompts), loop.compute_cache_columns(prompts), context)
             state.load_prompts(prompts)
         else:

@@ -7,14 +7,14 @@ columns up to the next multiple of GRAPH_COLUMNS, with unused ones masked.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from attent.decoding.constraints.base import NEG_INF
 from attent.decoding.engines.reference import SearchCancelled, update_tensor
-from attent.decoding.options import SamplingOptions, StopCheck
+from attent.decoding.options import FinishReason, SamplingOptions, StopCheck
 from attent.decoding.sampling import sample_tokens
 from attent.decoding.search import map_tensors
 from attent.models import CausalLM
@@ -22,7 +22,6 @@ from attent.nn import Cache
 from attent.nn.devices import get_device
 from attent.nn.kernels.cuda_graphs import capture_graph
 
-FinishReason = Literal["end", "stop", "length"]
 GRAPH_COLUMNS = 128  # cache columns by which graphs differ
 WARMUP_STEPS = 2  # before a capture, which must not include one-time work
 POLL_INTERVAL = 16  # steps on an accelerator between polls, which synchronize

@@ -271,5 +271,5 @@ class TranslationInspector(Seq2SeqInspector):
         if not search_trace.hypotheses:
             raise AttentError("no translation can continue this prefix; remove its last token")
         if has_loop(search_trace.hypotheses[0].token_ids) and not has_loop(search_request.source_ids):
-            return trace_search(engine, search_request, replace(search, forbid_loops=True)), True
+            return trace_search(engine, replace(search_request, forbid_loops=True), search), True
         return search_trace, False

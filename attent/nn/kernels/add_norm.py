@@ -36,7 +36,7 @@ def fused_add_norm(
     shape, width = x.shape, x.shape[-1]
     seed = draw_seeds(x.device) if dropout else None
     flat = x.reshape(-1, width), y.reshape(-1, width)
-    out, copy, *_ = _add_norm(*flat, y_bias, weight, bias, eps, dropout, seed, duplicate)
+    out, copy, *_ = add_norm(*flat, y_bias, weight, bias, eps, dropout, seed, duplicate)
     out = out.view(shape)
     return out, copy.view(shape) if duplicate else out
 
@@ -45,7 +45,7 @@ def fused_add_norm(
 
 
 @torch.library.custom_op("attent::add_norm", mutates_args=())
-def _add_norm(
+def add_norm(
     x: Tensor,
     y: Tensor,
     y_bias: Tensor | None,
@@ -73,7 +73,7 @@ def _add_norm(
     return out, copy, total, moments
 
 
-@_add_norm.register_fake
+@add_norm.register_fake
 def _(x, y, y_bias, weight, bias, eps, dropout, seed, duplicate):
     like = torch.empty_like(x, memory_format=torch.contiguous_format)
     copy = torch.empty_like(like) if duplicate else x.new_empty(0)
@@ -139,7 +139,7 @@ def _backward(ctx, grad, grad_copy, *_):
     )
 
 
-_add_norm.register_autograd(_backward, setup_context=_setup_context)
+add_norm.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _choose_launch(x: Tensor) -> tuple[int, int, int]:

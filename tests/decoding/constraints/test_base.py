@@ -55,7 +55,7 @@ def advance_rows(constraint: Constraint, requests: Sequence[SearchRequest], text
 def list_masked(
     constraint: Constraint, texts: Sequence[Sequence[int]], requests: Sequence[SearchRequest] = ()
 ) -> list[set[int]]:
-    requests = requests or [SearchRequest(source_ids=())] * len(texts)
+    requests = requests or [SearchRequest(source_ids=(), forbid_loops=True)] * len(texts)
     logits = torch.randn(len(texts), V, generator=torch.Generator().manual_seed(0))
     got = constraint.mask_logits(logits.clone(), advance_rows(constraint, requests, texts), build_generated(texts))
     assert got.shape == logits.shape
@@ -116,7 +116,7 @@ def test_only_tokens_that_complete_a_loop_are_masked(seed: int) -> None:
 
 
 def test_loops_are_forbidden_only_in_requests_that_ask_for_it() -> None:
-    constraint = NoLoops(all_requests=False)
+    constraint = NoLoops()
     state = constraint.build_initial_state(
         [SearchRequest(source_ids=[4], forbid_loops=True), SearchRequest(source_ids=[4])]
     )

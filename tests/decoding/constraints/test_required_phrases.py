@@ -439,8 +439,8 @@ CONSTRAINTS = st.builds(
     PhraseConstraints,
     prefix=st.sampled_from(["", "", "Ein", "Ein Hund", "Ein Haus", "Hun"]),
     prefix_is_partial=st.booleans(),
-    required=st.lists(st.sampled_from(TARGET_WORDS), max_size=4).map(tuple),
-    banned=st.sampled_from([(), (), (), ("haus",), ("ein hund", "und")]),
+    require=st.lists(st.sampled_from(TARGET_WORDS), max_size=4).map(tuple),
+    ban=st.sampled_from([(), (), (), ("haus",), ("ein hund", "und")]),
 )
 TERMS = st.dictionaries(st.sampled_from(SOURCE_WORDS), st.sampled_from(TARGET_WORDS), max_size=2)
 
@@ -458,7 +458,7 @@ def contains_word(text: str, word: str, flags: int = 0) -> bool:
 
 
 @settings(deadline=None, max_examples=10)
-@example(PhraseConstraints(prefix="Ein", required=("Hund",), banned=("ein hund", "und")), {}, 1, 12)  # a tag in a word
+@example(PhraseConstraints(prefix="Ein", require=("Hund",), ban=("ein hund", "und")), {}, 1, 12)  # a tag in a word
 @given(CONSTRAINTS, TERMS, st.integers(1, 2), st.sampled_from([6, 12, 24]))
 def test_translations_have_all_required_phrases_or_are_refused(
     constraints: PhraseConstraints, terms: dict[str, str], beam_size: int, max_length: int
@@ -477,10 +477,10 @@ def test_translations_have_all_required_phrases_or_are_refused(
     for match in glossary.find_terms(source):
         has_form = any(contains_word(translation.text, form, re.IGNORECASE) for form in match.forms)
         assert has_form == (match.entry.term not in missed), (match, translation.text)
-    for word in constraints.required:
+    for word in constraints.require:
         assert contains_word(translation.text, word), (word, translation.text)
     after_prefix = translation.text.removeprefix(constraints.prefix)
-    assert not any(contains_word(after_prefix, word, re.IGNORECASE) for word in constraints.banned)
+    assert not any(contains_word(after_prefix, word, re.IGNORECASE) for word in constraints.ban)
     assert translation.text.startswith(constraints.prefix)
 
 
@@ -489,7 +489,7 @@ def test_a_phrase_that_repeats_a_forbidden_ngram_is_refused() -> None:
         build_random_translator().translate(
             ["A dog."],
             SearchOptions(beam_size=2, no_repeat_ngram_size=1),
-            constraints=PhraseConstraints(required=("Hund Hund",)),
+            constraints=PhraseConstraints(require=("Hund Hund",)),
         )
 
 

@@ -212,7 +212,7 @@ def score_hypothesis(model: Seq2Seq, source: list[int], hypothesis: Hypothesis) 
 
 REFUSED = {
     "does not sample": (SearchOptions(sampling=SamplingOptions()), {}),
-    "guard against loops": (SearchOptions(forbid_loops=True), {}),
+    "guard against loops": (SearchOptions(), {"forbid_loops": True}),
     "diverse beam search": (SearchOptions(beam_groups=2), {}),
     "length penalty of Wu": (SearchOptions(length_penalty_type="wu"), {}),
     "under a minimum length": (SearchOptions(min_length=3), {}),

@@ -8,7 +8,7 @@ import pytest
 
 from attent.decoding.engines import ctranslate2
 from attent.decoding.engines.gpu import eligibility
-from attent.decoding.options import SearchOptions, SearchRequest, are_supported, find_unsupported_field
+from attent.decoding.options import SearchOptions, SearchRequest, find_unsupported_field
 
 ENGINES = [ctranslate2, eligibility]
 
@@ -44,10 +44,8 @@ def test_an_empty_list_is_the_default_of_an_empty_tuple() -> None:
     assert find_unsupported_field(SearchRequest(source_ids=[4], prefix_ids=[]), frozenset({"source_ids"})) is None
 
 
-def test_many_requests_are_checked_at_once() -> None:
-    supported = frozenset({"source_ids", "max_length"})
-    requests = [SearchRequest(source_ids=(1, 2), max_length=5) for _ in range(3)]
-    assert are_supported([], supported)
-    assert are_supported(requests, supported)
-    assert not are_supported([*requests, SearchRequest(source_ids=(1,), banned_phrases=("x",))], supported)
-    assert not are_supported([SearchRequest(source_ids=(1,), forbid_loops=True)], supported)
+def test_a_batch_is_supported_if_all_of_its_requests_are() -> None:
+    requests = [SearchRequest(source_ids=(1, 2), max_length=5)] * 3
+    assert eligibility.supports_requests([])
+    assert eligibility.supports_requests(requests)
+    assert not eligibility.supports_requests([*requests, SearchRequest(source_ids=(1,), banned_phrases=("x",))])

@@ -226,7 +226,8 @@ def test_should_stop_is_called_at_every_step() -> None:
 
 def test_constraint_states_follow_their_rows_and_beams() -> None:
     requests = [
-        replace(request, prefix_ids=[4, 3 + request.rng_key % 4], max_length=12) for request in make_requests(30)
+        replace(request, prefix_ids=[4, 3 + request.rng_key % 4], max_length=12, forbid_loops=True)
+        for request in make_requests(30)
     ]
 
     def build_constraints(options: SearchOptions, requests: Sequence[SearchRequest]) -> tuple[tuple[Any, ...], None]:
@@ -369,7 +370,7 @@ class FailingSearch:
     def has_room_for(self, batch: RequestBatch, context: object) -> bool:
         return len(batch) <= 2
 
-    def search(self, model: object, batch: RequestBatch, *_: Any) -> HypothesisBatch:
+    def search(self, batch: RequestBatch, *_: Any) -> HypothesisBatch:
         if self.searched:
             raise self.error
         self.searched = (
@@ -433,7 +434,7 @@ def test_rows_fit_the_mean_length_of_the_longest() -> None:
 
 
 def make_batch(requests: Sequence[SearchRequest]) -> RequestBatch:
-    return RequestBatch.from_requests([requests[index] for index in sort_by_length(requests)], forbid_loops=False)
+    return RequestBatch.from_requests([requests[index] for index in sort_by_length(requests)])
 
 
 def test_a_batch_may_be_unsupported_or_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,7 +470,7 @@ class LimitedSearch:
     def has_room_for(self, batch: RequestBatch, context: object) -> bool:
         return len(batch) <= self.room
 
-    def search(self, model: object, batch: RequestBatch, context: object, max_rows: int, *_: Any) -> Any:
+    def search(self, batch: RequestBatch, context: object, max_rows: int, *_: Any) -> Any:
         if self.error is not None:
             raise self.error
         return (len(batch), max_rows) if len(batch) <= self.memory else None
@@ -482,9 +483,9 @@ def test_a_thread_builds_its_batch_before_it_takes_the_lock(monkeypatch: pytest.
     lock, ready, done = threading.Lock(), threading.Event(), threading.Event()
     toy, real, lock_states = ToyModel(7), RequestBatch.from_requests, []
 
-    def from_requests(requests: Sequence[SearchRequest], forbid_loops: bool) -> RequestBatch:
+    def from_requests(requests: Sequence[SearchRequest]) -> RequestBatch:
         ready.set()
-        return real(requests, forbid_loops)
+        return real(requests)
 
     monkeypatch.setattr(RequestBatch, "from_requests", from_requests)
     monkeypatch.setattr(eligibility, "may_support", lambda *_: True)
@@ -549,4 +550,4 @@ def test_the_gpu_engine_needs_positions_for_all_tokens(length: int, fits: bool) 
     target = SearchRequest(source_ids=[3, END], max_length=length)
     source = SearchRequest(source_ids=[3] * length, max_length=5)
     for request in (target, source):
-        assert eligibility.has_positions_for(model, RequestBatch.from_requests([request], False)) is fits
+        assert eligibility.has_positions_for(model, RequestBatch.from_requests([request])) is fits

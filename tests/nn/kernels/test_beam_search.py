@@ -16,16 +16,13 @@ from torch import Tensor
 
 from attent.decoding.constraints.base import GeneratedTokens
 from attent.decoding.constraints.token_rules import (
-    MAX_LOOP_PERIOD,
-    MIN_LOOP_REPEATS,
-    MIN_LOOP_TOKENS,
     MinLength,
     NoLoops,
     NoRepeatNgram,
     has_loop,
 )
 from attent.decoding.engines.gpu import beam_search, eligibility, kernels
-from attent.decoding.engines.gpu.inference_model import find_unsupported_reason
+from attent.decoding.engines.gpu.inference_model import attend_within_sources, find_unsupported_reason
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, sort_by_length
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import Hypothesis, SamplingOptions, SearchOptions, SearchRequest
@@ -34,7 +31,7 @@ from attent.inspection import record
 from attent.inspection.ablate import ModelPart, mask_heads
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
-from attent.nn import AlibiConfig, LearnedConfig, Mask, StackConfig
+from attent.nn import AlibiConfig, Attention, LearnedConfig, Mask, Packing, StackConfig
 from attent.nn.dot_product import attend_explicit
 from attent.nn.kernels import INTERPRETER_MODE
 from tests.decoding.toy_models import to_ids
@@ -65,10 +62,8 @@ class SpecializedKernel:
 def specialize_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "embed_kernel",
-        "add_norm_kernel",
         "attend_past_kernel",
         "attend_memory_kernel",
-        "attend_within_sources_kernel",
         "group_max_kernel",
         "forbid_loops_kernel",
         "topk_kernel",
@@ -155,12 +150,14 @@ def test_the_beams_of_a_row_attend_to_its_source(device: torch.device, dtype_of:
         )
 
 
-def test_a_source_attends_to_itself_only(device: torch.device, dtype_of: torch.dtype) -> None:
-    H, kv_heads, D, lengths = 4, 2, 16, [40, 33, 16, 3, 1]
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_a_source_attends_to_itself_only(kv_heads: int, device: torch.device, dtype_of: torch.dtype) -> None:
+    H, D, lengths = 4, 16, [40, 33, 16, 3, 1]
     offsets = [sum(lengths[:i]) for i in range(len(lengths))]
+    attention = Attention(StackConfig(width=H * D, heads=H, kv_heads=kv_heads, scale=0.3))
     qkv = torch.randn(sum(lengths), (H + 2 * kv_heads) * D, device=device).to(dtype_of)
-    spans = (torch.tensor(x, dtype=torch.int32, device=device) for x in (offsets, lengths))
-    got = kernels.attend_within_sources(qkv, *spans, max(lengths), (H, kv_heads, D), 0.3).float()
+    packing = Packing.from_lengths([lengths], device=device)
+    got = attend_within_sources(qkv, Mask(packing=(packing, packing)), attention).float()
     for begin, length in zip(offsets, lengths, strict=True):
         source_qkv = qkv[begin : begin + length].float().unflatten(-1, (-1, D)).transpose(0, 1)[None]
         expected = (
@@ -217,7 +214,6 @@ def make_loops(units: list[list[int]], K: int, rng: random.Random) -> list[list[
 
 
 WORDS, LIMIT = 200, 40
-LOOP_LIMITS = kernels.LoopLimits(MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, MIN_LOOP_TOKENS)
 
 
 @pytest.mark.parametrize("K", [1, 3])
@@ -226,7 +222,7 @@ def test_no_token_closes_a_loop(K: int, device: torch.device, dtype_of: torch.dt
     allowed. Some are just long enough for a loop, others not."""
     R, rng = 16 if INTERPRETER_MODE else 200, random.Random(K)
     units = [[rng.randrange(4, WORDS) for _ in range(row % 8 + 1)] for row in range(R - 1)] + [[WORDS - 1]]
-    shortest = [LOOP_LIMITS.count_tokens_before(len(unit)) for unit in units]
+    shortest = [kernels.LOOP_HISTORIES[len(unit) - 1] for unit in units]
     lengths = [rng.choice((length, length, length - 1, 0, 1, 39)) for length in shortest]
     rows = make_rows(lengths, [0] * R, LIMIT, device)
     rows[:, 6] = rows[:, 2]  # trees and caches have the same layout
@@ -234,7 +230,7 @@ def test_no_token_closes_a_loop(K: int, device: torch.device, dtype_of: torch.dt
     tokens = make_loops(units, K, rng)
     parents = [[rng.randrange(K) for _ in range(K)] for _ in tokens]
     logits = torch.randn(R * K, WORDS, device=device).to(dtype_of)
-    constraint = NoLoops(device, all_requests=False)
+    constraint = NoLoops(device)
     state = constraint.build_initial_state(requests).repeat_interleave(K, 0)
     for index in range(R * K):
         first, length, k = index // K * LIMIT, lengths[index // K], index % K
@@ -246,7 +242,6 @@ def test_no_token_closes_a_loop(K: int, device: torch.device, dtype_of: torch.dt
     for row, length in enumerate(lengths):
         halves[1 - length % 2, row] = (halves[length % 2, row] + 1) % K  # of the previous step
     past = SimpleNamespace(
-        loop_limits=LOOP_LIMITS,
         forbid_loops=torch.tensor([request.forbid_loops for request in requests], dtype=torch.int32, device=device),
         tree_tokens=torch.tensor(tokens, dtype=torch.int32, device=device),
         ancestors=halves.view(2, -1),
@@ -304,7 +299,7 @@ def search_on_gpu(
 def get_search(
     model: Seq2Seq, requests: list[SearchRequest], context: SearchContext
 ) -> beam_search.GpuBeamSearch | None:
-    batch = RequestBatch.from_requests(requests, False)
+    batch = RequestBatch.from_requests(requests)
     return eligibility.get_gpu_search(model, batch, context, list_suppressed_tokens(START, END, (PAD,)))
 
 
@@ -407,7 +402,7 @@ def test_a_batch_gives_the_same_as_its_requests(device: torch.device) -> None:
     context = make_context(SearchOptions(beam_size=2, n_best=2), device)
     order = sort_by_length(requests)
     result = make_engine(model, context, 2, True).search_batch(
-        RequestBatch.from_requests([requests[i] for i in order], False), context.options
+        RequestBatch.from_requests([requests[i] for i in order]), context.options
     )
     assert isinstance(result, HypothesisBatch)
     got = dict(zip(order, result.to_hypotheses(2), strict=True))
@@ -423,7 +418,7 @@ def test_loops_are_forbidden_per_request(beams: int, device: torch.device) -> No
     requests = [
         replace(request, max_length=limit, forbid_loops=request.rng_key % 3 > 0) for request in make_requests(count, 30)
     ]
-    context = make_context(SearchOptions(beam_size=beams), device, (NoLoops(device, all_requests=False),))
+    context = make_context(SearchOptions(beam_size=beams), device, (NoLoops(device),))
     expected, got = (
         search_by_reference(model, requests, context),
         search_on_gpu(model, requests, context, 2 if INTERPRETER_MODE else 24),
@@ -576,26 +571,23 @@ def make_search(device: torch.device, beams: int = 2) -> tuple[Seq2Seq, SearchCo
 
 
 def test_buffers_that_grow_still_fit_earlier_searches(device: torch.device) -> None:
-    model, context, search = make_search(device)
+    _, context, search = make_search(device)
     long = replace(beam_search.MIN_BUFFER_SIZES, max_target_length=3000, cache_positions=3000)
     many = replace(beam_search.MIN_BUFFER_SIZES, sources=5000, rows=96)
-    first = search._ensure_buffers(model, beam_search.MIN_BUFFER_SIZES, context)
-    assert (
-        search._ensure_buffers(model, replace(beam_search.MIN_BUFFER_SIZES, rows=1, max_target_length=2), context)
-        is first
-    )
-    search._ensure_buffers(model, long, context)
-    both = search._ensure_buffers(model, many, context)
-    assert search._ensure_buffers(model, long, context) is both
-    assert search._ensure_buffers(model, many, context) is both
+    first = search._ensure_buffers(beam_search.MIN_BUFFER_SIZES, context)
+    assert search._ensure_buffers(replace(beam_search.MIN_BUFFER_SIZES, rows=1, max_target_length=2), context) is first
+    search._ensure_buffers(long, context)
+    both = search._ensure_buffers(many, context)
+    assert search._ensure_buffers(long, context) is both
+    assert search._ensure_buffers(many, context) is both
     none = torch.zeros(0, kernels.ROW_FIELDS, dtype=torch.int32, device=device)
     both.reset(none, none[:, : kernels.SOURCE_FIELDS], none[:, 0], context)
     assert both.settings.tolist() == [0, beam_search.INT32_MAX]
 
 
 def test_compaction_keeps_the_order_of_active_rows(device: torch.device) -> None:
-    model, context, search = make_search(device)
-    buffers = search._ensure_buffers(model, beam_search.MIN_BUFFER_SIZES, context)
+    _, context, search = make_search(device)
+    buffers = search._ensure_buffers(beam_search.MIN_BUFFER_SIZES, context)
     buffers.rows[:, 0] = torch.tensor([-1, 5, -1, 2, 7, -1, -1, -1])
     buffers.input_tokens[:] = torch.arange(16, device=device).view(8, 2)
     buffers.compact_rows(4)
@@ -607,9 +599,9 @@ def test_compaction_keeps_the_order_of_active_rows(device: torch.device) -> None
 
 
 def test_allocated_rows_depend_on_the_target_length(device: torch.device) -> None:
-    model, context, search = make_search(device)
+    _, context, search = make_search(device)
     assert search._count_allocated_rows(2) == 0
-    search._ensure_buffers(model, replace(beam_search.MIN_BUFFER_SIZES, rows=40, cache_positions=1024), context)
+    search._ensure_buffers(replace(beam_search.MIN_BUFFER_SIZES, rows=40, cache_positions=1024), context)
     assert search._count_allocated_rows(2) == 40
     assert search._count_allocated_rows(100) == 10
 
@@ -618,28 +610,23 @@ def test_after_running_out_of_memory_fewer_rows_are_used(device: torch.device, m
     attempts, room = [], [2]
 
     def short(
-        search: beam_search.GpuBeamSearch,
-        model: Seq2Seq,
-        batch: RequestBatch,
-        context: SearchContext,
-        max_rows: int,
-        stop: Any,
+        search: beam_search.GpuBeamSearch, batch: RequestBatch, context: SearchContext, max_rows: int, stop: Any
     ) -> Any:
-        search._ensure_buffers(model, beam_search.MIN_BUFFER_SIZES, context)
+        search._ensure_buffers(beam_search.MIN_BUFFER_SIZES, context)
         attempts.append((len(batch), max_rows))
         if max_rows > room[0]:
             raise torch.OutOfMemoryError
         return batch
 
     monkeypatch.setattr(beam_search.GpuBeamSearch, "_search", short)
-    model, context, search = make_search(device)
+    _, context, search = make_search(device)
     batch_of_9, batch_of_1 = (
-        RequestBatch.from_requests([SearchRequest(source_ids=[5], max_length=9)] * count, False) for count in (9, 1)
+        RequestBatch.from_requests([SearchRequest(source_ids=[5], max_length=9)] * count) for count in (9, 1)
     )
-    assert search.search(model, batch_of_9, context, 1000, check_cancelled) is None
+    assert search.search(batch_of_9, context, 1000, check_cancelled) is None
     assert search.buffers is None
-    assert search.search(model, batch_of_9, context, 1000, check_cancelled) is None
-    assert [search.search(model, batch_of_9, context, 1000, check_cancelled) for _ in range(3)] == [
+    assert search.search(batch_of_9, context, 1000, check_cancelled) is None
+    assert [search.search(batch_of_9, context, 1000, check_cancelled) for _ in range(3)] == [
         batch_of_9,
         None,
         batch_of_9,
@@ -647,7 +634,7 @@ def test_after_running_out_of_memory_fewer_rows_are_used(device: torch.device, m
     assert attempts == [(9, 1000), (9, 4), (9, 2), (9, 4), (9, 2)]
     room[0] = 0
     with pytest.raises(torch.OutOfMemoryError):
-        search.search(model, batch_of_1, context, 1000, check_cancelled)
+        search.search(batch_of_1, context, 1000, check_cancelled)
 
 
 def check_cancelled() -> None:
@@ -659,7 +646,7 @@ def test_a_batch_that_does_not_fit_is_refused_unless_it_is_one_request(
 ) -> None:
     _, context, search = make_search(device)
     batch_of_1, batch_of_2 = (
-        RequestBatch.from_requests([SearchRequest(source_ids=[5] * 3, max_length=9)] * count, False) for count in (1, 2)
+        RequestBatch.from_requests([SearchRequest(source_ids=[5] * 3, max_length=9)] * count) for count in (1, 2)
     )
     monkeypatch.setattr(beam_search, "estimate_max_source_tokens", lambda *_: 6)
     assert search.has_room_for(batch_of_2, context)

@@ -37,7 +37,7 @@ def test_add_and_norm(shape: tuple[int, ...], centred: bool, lacks: bool, device
 
 
 def test_add_and_norm_drops_the_sub_layer_and_not_the_residual(device: torch.device) -> None:
-    from attent.nn.kernels.add_norm import _add_norm, _add_norm_backward
+    from attent.nn.kernels.add_norm import _add_norm_backward, add_norm
 
     x, y, before = (
         torch.randn(64, 32, device=device),
@@ -45,7 +45,7 @@ def test_add_and_norm_drops_the_sub_layer_and_not_the_residual(device: torch.dev
         torch.randn(32, device=device),
     )
     ones, seed = torch.ones(32, device=device), torch.tensor([3, 9], dtype=torch.int32, device=device)
-    _, _, total, moments = _add_norm(x, y, before, ones, ones, 1e-5, 0.25, seed, False)
+    _, _, total, moments = add_norm(x, y, before, ones, ones, 1e-5, 0.25, seed, False)
     is_kept = total != x
     assert 0.7 < is_kept.float().mean() < 0.8
     torch.testing.assert_close(total, torch.where(is_kept, x + (y + before) / 0.75, x))
@@ -182,12 +182,12 @@ def test_half_precision_comes_near(centred: bool, device: torch.device, dtype_of
 
 
 def test_dropout_is_uniform_and_differs_between_neighbours_and_seeds(device: torch.device) -> None:
-    from attent.nn.kernels.add_norm import _add_norm
+    from attent.nn.kernels.add_norm import add_norm
 
     def draw(*seed: int) -> Tensor:
         zeros, ones = torch.zeros(256, 64, device=device), torch.ones(64, device=device)
         seeds = torch.tensor(seed, dtype=torch.int32, device=device)
-        total = _add_norm(zeros, zeros + 1, None, ones, ones, 1e-5, 0.1, seeds, False)[2]
+        total = add_norm(zeros, zeros + 1, None, ones, ones, 1e-5, 0.1, seeds, False)[2]
         return (total == 0).float()
 
     masks = [draw(1, 2), draw(1, 3), draw(2, 2), draw(-5, 2**31 - 1), draw(0, 0)]

@@ -21,13 +21,14 @@ from torch import Tensor
 
 from attent.data.arrays import Array
 from attent.decoding.constraints.base import NEG_INF
-from attent.decoding.constraints.token_rules import MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, MIN_LOOP_TOKENS, MinLength
+from attent.decoding.constraints.token_rules import MinLength
 from attent.decoding.engines.gpu import kernels
 from attent.decoding.engines.gpu.inference_model import GpuLayerCache, InferenceDecoder, InferenceModel
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, exclusive_cumsum
 from attent.decoding.search import BeamState, HypothesisTensors, SearchContext, select_n_best
 from attent.models import Seq2Seq
 from attent.nn.kernels.cuda_graphs import capture_graph
+from attent.nn.masks import Packing
 
 POLL_INTERVAL = 4  # steps between reads of the number of active rows; each value is one interval old
 MIN_ROWS = 8
@@ -87,7 +88,6 @@ class SearchBuffers:
         self.score_divisors = floats(sizes.max_target_length + 2)  # by length
         self.sources = ints(sizes.sources, kernels.SOURCE_FIELDS)
         self.forbid_loops = ints(sizes.sources)  # nonzero: forbidden
-        self.loop_limits = kernels.LoopLimits(MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, MIN_LOOP_TOKENS)
         self.lengths = ints(sizes.sources)  # tokens generated
         self.finished_counts = ints(sizes.sources)
         self.log_probs = floats(sizes.sources, K)  # of the beams
@@ -99,7 +99,7 @@ class SearchBuffers:
         self.tree_parents = torch.zeros(sizes.tree_positions, K, dtype=torch.int8, device=device)
         self.ancestors = torch.zeros(2, columns if K > 1 else 1, dtype=torch.int8, device=device)
         self.layer_caches = [
-            GpuLayerCache.allocate(decoder, layer, columns, sizes.source_tokens) for layer in range(len(decoder.layers))
+            GpuLayerCache.allocate(decoder, layer, columns, sizes.source_tokens) for layer in range(len(decoder.blocks))
         ]
 
     def reset(self, rows: Tensor, sources: Tensor, forbid_loops: Tensor, context: SearchContext) -> None:
@@ -174,20 +174,14 @@ class GpuBeamSearch:
         return len(batch) == 1 or (len(batch.token_ids) <= max_tokens and fits_tree)
 
     def search(
-        self,
-        model: object,
-        batch: RequestBatch,
-        context: SearchContext,
-        max_rows: int,
-        check_cancelled: Callable[[], None],
+        self, batch: RequestBatch, context: SearchContext, max_rows: int, check_cancelled: Callable[[], None]
     ) -> HypothesisBatch | None:
         """Search with at most `max_rows` rows; `check_cancelled` may raise. None: out of memory after all. Later
         searches then use fewer rows, until one succeeds."""
-        assert isinstance(model, Seq2Seq)
         rows = min(max_rows, self.max_rows)
         with self.lock, device_context(context.device):
             try:
-                result = self._search(model, batch, context, rows, check_cancelled)
+                result = self._search(batch, context, rows, check_cancelled)
             except torch.OutOfMemoryError:
                 if len(batch) == 1:
                     raise
@@ -202,12 +196,7 @@ class GpuBeamSearch:
             return None
 
     def _search(
-        self,
-        model: Seq2Seq,
-        batch: RequestBatch,
-        context: SearchContext,
-        max_rows: int,
-        check_cancelled: Callable[[], None],
+        self, batch: RequestBatch, context: SearchContext, max_rows: int, check_cancelled: Callable[[], None]
     ) -> HypothesisBatch:
         max_rows = max(max_rows, self._count_allocated_rows(int(batch.max_target_lengths.max())))
         rows = choose_row_count(batch.encoder_order_lengths, max_rows, context.num_beams)
@@ -222,8 +211,8 @@ class GpuBeamSearch:
             max_source_length=int(batch.encoder_order_lengths[0]),
         )
         device_batch = copy_to_device(batch, rows, context.device)
-        self.inference_model.refresh(model)
-        buffers = self._ensure_buffers(model, sizes, context)
+        self.inference_model.refresh()
+        buffers = self._ensure_buffers(sizes, context)
         self._encode_sources(batch, device_batch, buffers)
         buffers.reset(device_batch.rows, device_batch.sources, device_batch.forbid_loops, context)
         self._run_steps(buffers, graph_rows, context, check_cancelled)
@@ -241,11 +230,11 @@ class GpuBeamSearch:
             return 0
         return min(self.buffers.sizes.rows, self.buffers.sizes.cache_positions // max_target_length)
 
-    def _ensure_buffers(self, model: Seq2Seq, sizes: BufferSizes, context: SearchContext) -> SearchBuffers:
-        decoder, (encoder_stack, decoder_stack) = self.inference_model.decoder, model.stacks
-        if decoder.grow_position_table(decoder_stack, sizes.max_target_length):
+    def _ensure_buffers(self, sizes: BufferSizes, context: SearchContext) -> SearchBuffers:
+        decoder = self.inference_model.decoder
+        if decoder.grow_position_table(sizes.max_target_length):
             self._drop_graphs()
-        self.inference_model.encoder.grow_position_table(encoder_stack, sizes.max_source_length)
+        self.inference_model.encoder.grow_position_table(sizes.max_source_length)
         allocated = MIN_BUFFER_SIZES if self.buffers is None else self.buffers.sizes
         if self.buffers is None or any(size > getattr(allocated, name) for name, size in vars(sizes).items()):
             self._drop_graphs()
@@ -268,13 +257,13 @@ class GpuBeamSearch:
         while first < len(batch):
             last = max(first + 1, int(np.searchsorted(ends, offsets[first] + ENCODER_BATCH_TOKENS, "right")))
             sources, tokens = slice(first, last), slice(int(offsets[first]), int(ends[last - 1]))
-            states = self.inference_model.encoder.encode(
-                device_batch.token_ids[tokens],
-                device_batch.positions[tokens],
-                device_batch.encoder_order_offsets[sources] - tokens.start,
-                device_batch.encoder_order_lengths[sources],
+            packing = Packing(
+                device_batch.segments[None, tokens] - first,
+                device_batch.positions[None, tokens],
+                device_batch.ends[None, sources] - tokens.start,
                 int(lengths[first]),
             )
+            states = self.inference_model.encoder.encode(device_batch.token_ids[tokens], packing)
             self.inference_model.decoder.cache_memory(states, buffers.layer_caches, tokens.start)
             first = last
 
@@ -348,16 +337,17 @@ class AsyncRowCount:
 
 class DeviceBatch(NamedTuple):
     token_ids: Tensor
+    segments: Tensor  # index of each token's source in encoder order
     positions: Tensor
-    encoder_order_offsets: Tensor
-    encoder_order_lengths: Tensor
+    ends: Tensor  # of the sources in encoder order
     sources: Tensor
     forbid_loops: Tensor
     rows: Tensor
 
 
 def copy_to_device(batch: RequestBatch, num_rows: int, device: torch.device) -> DeviceBatch:
-    positions = np.arange(len(batch.token_ids)) - np.repeat(batch.encoder_order_offsets, batch.encoder_order_lengths)
+    segments = np.repeat(np.arange(len(batch)), batch.encoder_order_lengths)
+    positions = np.arange(len(batch.token_ids)) - batch.encoder_order_offsets[segments]
     tree_starts = exclusive_cumsum(batch.max_target_lengths)
     sources = np.stack(
         [batch.decoder_order_offsets, batch.decoder_order_lengths, batch.max_target_lengths, tree_starts], 1
@@ -368,9 +358,9 @@ def copy_to_device(batch: RequestBatch, num_rows: int, device: torch.device) -> 
     rows[:, kernels.ROW_MEMORY_START.value : kernels.ROW_TREE_START.value + 1] = sources[:num_rows]
     arrays = [
         batch.token_ids,
+        segments,
         positions,
-        batch.encoder_order_offsets,
-        batch.encoder_order_lengths,
+        batch.encoder_order_offsets + batch.encoder_order_lengths,
         sources,
         batch.forbid_loops,
         rows,
@@ -407,6 +397,6 @@ def round_up_rows(rows: int) -> int:
 
 def estimate_max_source_tokens(decoder: InferenceDecoder, device: torch.device) -> int:
     """Return how many source tokens fit into the free memory."""
-    per_token = sum(2 * cross_attn.shape.kv_heads * cross_attn.shape.head_width for cross_attn in decoder.cross_attns)
+    per_token = sum(2 * cross_attn.kv_heads * cross_attn.head_width for cross_attn in decoder.cross_attns)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else ASSUMED_FREE_BYTES
     return max(1, int(MEMORY_FRACTION * free) // (per_token * decoder.embedding_weight.element_size()))

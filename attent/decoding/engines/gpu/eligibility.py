@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import torch
 
 from attent.decoding.constraints.token_rules import MAX_LOOP_PERIOD, MinLength, NoLoops
 from attent.decoding.engines.gpu.request_batch import RequestBatch
-from attent.decoding.options import find_unsupported_field
+from attent.decoding.options import SearchRequest, find_unsupported_field
 from attent.decoding.search import SearchContext
 from attent.models import Seq2Seq
 from attent.nn import kernels
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 SUPPORTED_OPTIONS = frozenset({
     "beam_size", "length_penalty", "length_penalty_type", "n_best", "max_length", "min_length", "patience",
-    "diversity_penalty", "forbid_loops", "rank_truncated_equally",
+    "diversity_penalty", "prevent_loops", "rank_truncated_equally",
 })  # fmt: skip
 SUPPORTED_REQUEST_FIELDS = frozenset({"source_ids", "rng_key", "max_length", "forbid_loops", "prefix_ends_word"})
 MAX_SEARCHES_PER_MODEL = 2  # with different numbers of beams, for instance
@@ -90,6 +91,10 @@ def supports_search(model: Seq2Seq, context: SearchContext) -> bool:
         return False
     loop_tokens = MAX_LOOP_PERIOD if any(type(constraint) is NoLoops for constraint in context.constraints) else 0
     return find_unsupported_reason(model) is None and 2 * context.num_beams + loop_tokens < model.config.output_vocab
+
+
+def supports_requests(requests: Sequence[SearchRequest]) -> bool:
+    return all(find_unsupported_field(request, SUPPORTED_REQUEST_FIELDS) is None for request in requests)
 
 
 def has_positions_for(model: Seq2Seq, batch: RequestBatch) -> bool:

@@ -21,9 +21,12 @@ from attent.models.output import OutputProjection
 from attent.nn import Attention, Stack
 from attent.nn.block import Block, Residual
 from attent.nn.dropout import Dropout
-from attent.nn.feedforward import ACTIVATIONS, FeedForward
+from attent.nn.feedforward import FeedForward
 from attent.nn.frontends import TokenEmbedding
 from attent.nn.fused import FusedBlock, FusedFeedForward
+from attent.nn.kernels.add_norm import add_norm
+from attent.nn.kernels.packed_attention import attend_packed_qkv
+from attent.nn.masks import Mask, Packing
 from attent.nn.positions import LearnedPositions, Positions, SinusoidalPositions
 
 SUPPORTED_MODULES = (
@@ -80,95 +83,43 @@ def is_standard_block(block: Block) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class FusedLinear:
-    """One linear layer with its own weights, or several with concatenated copies."""
+    """Linear layers with the same input as one product, by concatenated copies of their weights."""
 
+    layers: tuple[nn.Linear, ...]
     weight: Tensor
     bias: Tensor | None
 
     @classmethod
     def from_layers(cls, *layers: nn.Linear) -> FusedLinear:
-        if len(layers) == 1:
-            return cls(layers[0].weight.detach(), None if layers[0].bias is None else layers[0].bias.detach())
         bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
-        return cls(torch.cat([layer.weight.detach() for layer in layers]), bias)
+        return cls(layers, torch.cat([layer.weight.detach() for layer in layers]), bias)
 
-    def refresh(self, *layers: nn.Linear) -> None:
+    def refresh(self) -> None:
         """Copy the weights again. No version counter would tell: `data` or a CUDA graph may have changed them."""
-        if len(layers) > 1:
-            torch.cat([layer.weight.detach() for layer in layers], out=self.weight)
-            if self.bias is not None:
-                torch.cat([layer.bias.detach() for layer in layers], out=self.bias)
+        torch.cat([layer.weight.detach() for layer in self.layers], out=self.weight)
+        if self.bias is not None:
+            torch.cat([layer.bias.detach() for layer in self.layers], out=self.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
 
-@dataclass(frozen=True, eq=False)
-class NormWeights:
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
-
-    @classmethod
-    def from_module(cls, norm: nn.Module) -> NormWeights:
-        assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-        bias = norm.bias.detach() if isinstance(norm, nn.LayerNorm) else None
-        assert norm.eps is not None
-        return cls(norm.weight.detach(), bias, norm.eps)
+def run_feedforward(feedforward: FeedForward, x: Tensor) -> Tensor:
+    """(N, E) -> (N, E), with max(0, x W + b) in the epilogue of the product."""
+    expand = feedforward.expand
+    if feedforward.activation != "relu" or feedforward.gate is not None or expand.bias is None:
+        return feedforward.contract(feedforward.compute_hidden(x))
+    return feedforward.contract(torch._addmm_activation(expand.bias, x, expand.weight.t()))
 
 
-@dataclass(frozen=True)
-class HeadShape:
-    heads: int
-    kv_heads: int
-    head_width: int
-    scale: float
-
-    @classmethod
-    def from_attention(cls, attention: Attention) -> HeadShape:
-        return cls(attention.heads, attention.kv_heads, attention.head_width, attention.scale)
-
-
-class InferenceFeedForward:
-    def __init__(self, feedforward: FeedForward) -> None:
-        self.expand = FusedLinear.from_layers(feedforward.expand)
-        self.gate = None if feedforward.gate is None else FusedLinear.from_layers(feedforward.gate)
-        self.contract = FusedLinear.from_layers(feedforward.contract)
-        self.activation = feedforward.activation
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.activation == "relu" and self.gate is None:
-            if self.expand.bias is None:
-                return self.contract(self.expand(x).relu_())
-            # max(0, x W + b), in the epilogue of the product.
-            return self.contract(torch._addmm_activation(self.expand.bias, x, self.expand.weight.t()))
-        hidden = ACTIVATIONS[self.activation](self.expand(x))
-        return self.contract(hidden if self.gate is None else hidden * self.gate(x))
-
-
-class InferenceBlock:
-    def __init__(self, block: Block) -> None:
-        attention = block.self_attn
-        self.qkv = FusedLinear.from_layers(attention.query, attention.key, attention.value)
-        self.self_attn_shape = HeadShape.from_attention(attention)
-        self.self_attn_output = FusedLinear.from_layers(attention.output)
-        self.feedforward = InferenceFeedForward(block.feedforward)
-
-    def refresh(self, block: Block) -> None:
-        self.qkv.refresh(block.self_attn.query, block.self_attn.key, block.self_attn.value)
-
-
-class InferenceCrossAttention:
-    def __init__(self, cross_attn: Attention | None) -> None:
-        assert cross_attn is not None
-        self.query = FusedLinear.from_layers(cross_attn.query)
-        self.shape = HeadShape.from_attention(cross_attn)
-        self.output = FusedLinear.from_layers(cross_attn.output)
-        self.key_value = FusedLinear.from_layers(cross_attn.key, cross_attn.value)
-
-    def refresh(self, cross_attn: Attention | None) -> None:
-        assert cross_attn is not None
-        self.key_value.refresh(cross_attn.key, cross_attn.value)
+def attend_within_sources(qkv: Tensor, mask: Mask, attention: Attention) -> Tensor:
+    """(N, (H + 2 Hkv) * D) -> (N, H * D); `mask` packs the sources in one row."""
+    heads, kv_heads = attention.heads, attention.kv_heads
+    q, kv = qkv.unflatten(-1, (-1, attention.head_width))[None].split([heads, 2 * kv_heads], 2)
+    kv = kv.unflatten(2, (2, kv_heads))  # (1, N, 2, Hkv, D)
+    kv = kv if kv_heads == heads else kv.repeat_interleave(heads // kv_heads, 3)
+    out = attend_packed_qkv(q[:, :, None], kv, None, None, mask, attention.scale, dropout=0.0)
+    return out[0].transpose(0, 1).flatten(1)  # (1, H, N, D) -> (N, H * D)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +132,7 @@ class GpuLayerCache:
 
     @classmethod
     def allocate(cls, decoder: InferenceDecoder, layer: int, columns: int, source_tokens: int) -> GpuLayerCache:
-        own, cross = decoder.layers[layer].self_attn_shape, decoder.cross_attns[layer].shape
+        own, cross = decoder.blocks[layer].self_attn, decoder.cross_attns[layer]
         keys, values = (decoder.embedding_weight.new_zeros(own.kv_heads, columns, own.head_width) for _ in range(2))
         memory = decoder.embedding_weight.new_zeros(source_tokens, 2, cross.kv_heads, cross.head_width)
         return cls(keys, values, memory)
@@ -193,61 +144,63 @@ class GpuLayerCache:
 class InferenceStack:
     def __init__(self, embedding: TokenEmbedding, stack: Stack) -> None:
         self.embedding_weight, self.scale = embedding.weight.detach(), embedding.scale
-        self.layers = [InferenceBlock(block) for block in stack.blocks]
+        self.blocks, self.positions = list(stack.blocks), stack.positions
+        attentions = [block.self_attn for block in stack.blocks]
+        self.qkv = [FusedLinear.from_layers(each.query, each.key, each.value) for each in attentions]
         self.pre_norm = stack.config.norm_order == "pre"
         residuals = [
             residual
             for block in stack.blocks
             for residual in (block.self_attn_residual, block.cross_attn_residual, block.feedforward_residual)
         ]
-        norms = [NormWeights.from_module(residual.norm) for residual in residuals if residual is not None]
+        norms = [residual.norm for residual in residuals if residual is not None]
         self.first_norm = norms.pop(0) if self.pre_norm else None
-        self.norms = [*norms, NormWeights.from_module(stack.norm)] if self.pre_norm else norms  # after each sub-layer
-        self.embedding_norm = NormWeights.from_module(stack.embedding_norm) if stack.config.embedding_norm else None
+        self.norms = [*norms, stack.norm] if self.pre_norm else norms  # after each sub-layer
+        self.embedding_norm = stack.embedding_norm if stack.config.embedding_norm else None
         self.position_embeddings = self.embedding_weight.new_zeros(0, self.embedding_weight.shape[1])
 
-    def refresh(self, stack: Stack) -> None:
-        for layer, block in zip(self.layers, stack.blocks, strict=True):
-            layer.refresh(block)
-        if isinstance(stack.positions, LearnedPositions):
-            self.position_embeddings.copy_(stack.positions.weight[: len(self.position_embeddings)])
+    def refresh(self) -> None:
+        for linear in self.qkv:
+            linear.refresh()
+        if isinstance(self.positions, LearnedPositions):
+            self.position_embeddings.copy_(self.positions.weight[: len(self.position_embeddings)])
 
-    def grow_position_table(self, stack: Stack, max_length: int) -> bool:
+    def grow_position_table(self, max_length: int) -> bool:
         """Compute position embeddings up to this length; True if they had to move in memory."""
         if max_length <= len(self.position_embeddings):
             return False
         count = max(max_length, 2 * len(self.position_embeddings), MIN_POSITIONS)
-        count = min(count, stack.positions.max_length or count)
+        count = min(count, self.positions.max_length or count)
         zeros = self.embedding_weight.new_zeros(count, self.embedding_weight.shape[1])
         positions = torch.arange(count, device=zeros.device)
-        self.position_embeddings = stack.positions.embed(zeros, positions).detach().contiguous()
+        self.position_embeddings = self.positions.embed(zeros, positions).detach().contiguous()
         return True
 
     def start_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual stream and the input of the first sub-layer."""
-        if self.embedding_norm is not None:
-            x, _ = self.add_and_norm(x, None, self.embedding_norm, keep_sum=False)
-        return x, x if self.first_norm is None else self.add_and_norm(x, None, self.first_norm, keep_sum=True)[1]
+        x = x if self.embedding_norm is None else self.embedding_norm(x)
+        return x, x if self.first_norm is None else self.first_norm(x)
 
-    def add_and_norm(
-        self, x: Tensor, y: Tensor | None, norm: NormWeights, *, keep_sum: bool | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def add_and_norm(self, x: Tensor, y: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
         """Add a sub-layer's output to the residual stream; return the stream and the input of the next sub-layer."""
-        return kernels.add_norm(x, y, norm.weight, norm.bias, norm.eps, self.pre_norm if keep_sum is None else keep_sum)
+        assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+        assert norm.eps is not None
+        bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+        h, _, total, _ = add_norm(x, y, None, norm.weight, bias, norm.eps, dropout=0.0, seed=None, duplicate=False)
+        return total if self.pre_norm else h, h
 
 
 class InferenceEncoder(InferenceStack):
-    def encode(self, token_ids: Tensor, positions: Tensor, offsets: Tensor, lengths: Tensor, max_length: int) -> Tensor:
-        """Tokens (N,) at positions (N,) of S sources that start at `offsets` (S,) -> (N, E)."""
-        norms = iter(self.norms)
-        embedded = F.embedding(token_ids, self.embedding_weight) * self.scale + self.position_embeddings[positions]
+    def encode(self, token_ids: Tensor, packing: Packing) -> Tensor:
+        """Tokens (N,) of sources that are packed in one row -> (N, E)."""
+        norms, mask = iter(self.norms), Mask(packing=(packing, packing))
+        positions = self.position_embeddings[packing.positions[0]]
+        embedded = F.embedding(token_ids, self.embedding_weight) * self.scale + positions
         x, h = self.start_residual(embedded)
-        for layer in self.layers:
-            shape = layer.self_attn_shape
-            heads = (shape.heads, shape.kv_heads, shape.head_width)
-            y = kernels.attend_within_sources(layer.qkv(h), offsets, lengths, max_length, heads, shape.scale)
-            x, h = self.add_and_norm(x, layer.self_attn_output(y), next(norms))
-            x, h = self.add_and_norm(x, layer.feedforward(h), next(norms))
+        for block, qkv in zip(self.blocks, self.qkv, strict=True):
+            y = attend_within_sources(qkv(h), mask, block.self_attn)
+            x, h = self.add_and_norm(x, block.self_attn.output(y), next(norms))
+            x, h = self.add_and_norm(x, run_feedforward(block.feedforward, h), next(norms))
         return h
 
 
@@ -255,40 +208,33 @@ class InferenceDecoder(InferenceStack):
     """Steps the beams of many rows; never generates `suppressed_tokens`."""
 
     def __init__(self, model: Seq2Seq, suppressed_tokens: Tensor) -> None:
-        decoder = model.stacks[1]
-        super().__init__(model.target_embedding, decoder)
-        self.cross_attns = [InferenceCrossAttention(block.cross_attn) for block in decoder.blocks]
+        super().__init__(model.target_embedding, model.stacks[1])
+        self.cross_attns = [block.cross_attn for block in self.blocks if block.cross_attn is not None]
+        self.key_values = [FusedLinear.from_layers(each.key, each.value) for each in self.cross_attns]
         self.suppressed_tokens = suppressed_tokens.clone()
-        self.output_scale = model.output.scale
-        weight = model.output.weight.detach()
+        self.output, weight = model.output, model.output.weight.detach()
         V, missing = len(weight), -len(weight) % LOGITS_ALIGNMENT
-        weight = weight.new_zeros(V + missing, weight.shape[1]) if missing else weight
-        self.output = FusedLinear(weight, weight.new_full((V + missing,), float("-inf")))
-        self._refresh_output(model.output)
+        self.output_weight = weight.new_zeros(V + missing, weight.shape[1]) if missing else weight
+        self.output_bias = weight.new_full((V + missing,), float("-inf"))
 
-    def refresh_model(self, model: Seq2Seq) -> None:
-        decoder = model.stacks[1]
-        self.refresh(decoder)
-        for cross_attn, block in zip(self.cross_attns, decoder.blocks, strict=True):
-            cross_attn.refresh(block.cross_attn)
-        self._refresh_output(model.output)
-
-    def _refresh_output(self, output: OutputProjection) -> None:
+    def refresh(self) -> None:
         """Suppressed tokens and alignment columns have a bias of -inf."""
-        V, weight, bias = len(output.weight), self.output.weight, self.output.bias
-        assert bias is not None
-        if len(weight) > V:
-            weight[:V].copy_(output.weight)
-        if output.bias is None:
-            bias[:V].zero_()
+        super().refresh()
+        for linear in self.key_values:
+            linear.refresh()
+        V = len(self.output.weight)
+        if len(self.output_weight) > V:
+            self.output_weight[:V].copy_(self.output.weight)
+        if self.output.bias is None:
+            self.output_bias[:V].zero_()
         else:
-            bias[:V].copy_(output.bias)
-        bias.index_fill_(0, self.suppressed_tokens, float("-inf"))
+            self.output_bias[:V].copy_(self.output.bias)
+        self.output_bias.index_fill_(0, self.suppressed_tokens, float("-inf"))
 
     def cache_memory(self, states: Tensor, caches: Sequence[GpuLayerCache], offset: int) -> None:
         """Project encoder states (N, E) to keys and values, stored from token `offset` on."""
-        for cross_attn, cache in zip(self.cross_attns, caches, strict=True):
-            linear, out = cross_attn.key_value, cache.memory[offset : offset + len(states)].flatten(1)
+        for linear, cache in zip(self.key_values, caches, strict=True):
+            out = cache.memory[offset : offset + len(states)].flatten(1)
             if linear.bias is None:
                 torch.mm(states, linear.weight.t(), out=out)
             else:
@@ -301,15 +247,15 @@ class InferenceDecoder(InferenceStack):
         K, norms = input_tokens.shape[1], iter(self.norms)
         embedded = kernels.embed_tokens(input_tokens, rows, self.embedding_weight, self.position_embeddings, self.scale)
         x, h = self.start_residual(embedded)
-        for layer, cross_attn, cache in zip(self.layers, self.cross_attns, caches, strict=True):
-            shape = layer.self_attn_shape
-            qkv = layer.qkv(h)
-            y = kernels.attend_past(qkv, cache.keys, cache.values, ancestors, rows, K, shape.heads, shape.scale)
-            x, h = self.add_and_norm(x, layer.self_attn_output(y), next(norms))
-            y = kernels.attend_memory(cross_attn.query(h), cache.memory, rows, K, cross_attn.shape.scale)
+        for block, qkv, cross_attn, cache in zip(self.blocks, self.qkv, self.cross_attns, caches, strict=True):
+            own = block.self_attn
+            y = kernels.attend_past(qkv(h), cache.keys, cache.values, ancestors, rows, K, own.heads, own.scale)
+            x, h = self.add_and_norm(x, own.output(y), next(norms))
+            y = kernels.attend_memory(cross_attn.query(h), cache.memory, rows, K, cross_attn.scale)
             x, h = self.add_and_norm(x, cross_attn.output(y), next(norms))
-            x, h = self.add_and_norm(x, layer.feedforward(h), next(norms))
-        return self.output(h if self.output_scale is None else h * self.output_scale)
+            x, h = self.add_and_norm(x, run_feedforward(block.feedforward, h), next(norms))
+        h = h if self.output.scale is None else h * self.output.scale
+        return F.linear(h, self.output_weight, self.output_bias)
 
 
 class InferenceModel:
@@ -323,9 +269,9 @@ class InferenceModel:
         """True if the weights are still where the CUDA graphs read them."""
         return self.graph_constants == collect_graph_constants(model)
 
-    def refresh(self, model: Seq2Seq) -> None:
-        self.encoder.refresh(model.stacks[0])
-        self.decoder.refresh_model(model)
+    def refresh(self) -> None:
+        self.encoder.refresh()
+        self.decoder.refresh()
 
 
 def collect_graph_constants(model: Seq2Seq) -> list[object]:
@@ -333,7 +279,7 @@ def collect_graph_constants(model: Seq2Seq) -> list[object]:
     modules = list(model.modules())
     return [
         *(weight.data_ptr() for weight in model.parameters()),
-        *(HeadShape.from_attention(module) for module in modules if isinstance(module, Attention)),
+        *((m.heads, m.kv_heads, m.head_width, m.scale) for m in modules if isinstance(m, Attention)),
         *(module.eps for module in modules if isinstance(module, nn.LayerNorm | nn.RMSNorm)),
         *(module.scale for module in modules if isinstance(module, TokenEmbedding | OutputProjection)),
     ]

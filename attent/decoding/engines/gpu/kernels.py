@@ -1,5 +1,6 @@
 """Triton kernels for one decoding step of K beams for each of many sources: attention over a cache with shared
-ancestors, attention to packed sources, top-k, and the update of the beams.
+ancestors, attention to packed sources, top-k, and the update of the beams. Norms, and attention within sources, are
+the kernels of `attent.nn`.
 
 The state of a search stays on the GPU and nothing waits for the host: a row whose source is done takes the next one
 itself. `beam_search` puts the parts together; the rules are those of `attent.decoding.search`.
@@ -10,12 +11,14 @@ for each beam. The tree of a source stores the token of each beam at each positi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from attent.decoding.constraints.token_rules import LOOP_RUNS, MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, MIN_LOOP_TOKENS
 
 if TYPE_CHECKING:
     from attent.decoding.engines.gpu.beam_search import SearchBuffers
@@ -40,6 +43,8 @@ SETTING_MAX_FINISHED = tl.constexpr(1)  # number of finished hypotheses at which
 GROUP_SIZE = 64  # tokens that are first compared by their maximum alone
 GROUPS_PER_CHUNK = 32  # per program of the first pass
 KEY_BLOCK = 16  # keys per iteration; of 16, 32 and 64, with one warp or two, the fastest on an H200
+# For periods 1, 2, ...: how many tokens come before the one that closes a loop.
+LOOP_HISTORIES = tuple(run_length + period - 1 for period, run_length in enumerate(LOOP_RUNS, 1))
 MAX_BEAMS = 16  # the smallest row count of a matrix product: fewer beams are padded
 
 
@@ -55,23 +60,9 @@ def embed_tokens(
     padded = triton.next_power_of_2(width)
     _embed_kernel[(tokens.numel(),)](
         tokens, rows, embedding_weight, position_embeddings, out, scale, width, tokens.shape[1], padded,
-        num_warps=choose_num_warps(padded),
+        num_warps=max(1, min(8, padded // 512)),
     )  # fmt: skip
     return out
-
-
-def add_norm(
-    x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep_sum: bool
-) -> tuple[Tensor, Tensor]:
-    """Return x + y and its norm, both (N, E); RMSNorm without a bias. Without `keep_sum` the norm replaces the sum."""
-    normed = torch.empty_like(x)
-    total = torch.empty_like(x) if keep_sum and y is not None else normed
-    padded = triton.next_power_of_2(x.shape[1])
-    _add_norm_kernel[(len(x),)](
-        x, x if y is None else y, weight, weight if bias is None else bias, total, normed, x.shape[1], eps,
-        y is not None, bias is not None, keep_sum and y is not None, padded, num_warps=choose_num_warps(padded),
-    )  # fmt: skip
-    return (total if keep_sum and y is not None else x if keep_sum else normed), normed
 
 
 def attend_past(
@@ -102,23 +93,6 @@ def attend_memory(q: Tensor, memory: Tensor, rows: Tensor, num_beams: int, scale
     return out
 
 
-def attend_within_sources(
-    qkv: Tensor, offsets: Tensor, lengths: Tensor, max_length: int, heads: tuple[int, int, int], scale: float
-) -> Tensor:
-    """Attend within concatenated sources: (N, (H + 2 Hkv) * D) -> (N, H * D). `heads` is (H, Hkv, D)."""
-    H, kv_heads, D = heads
-    out = qkv.new_empty(len(qkv), H * D)
-    block = 32 if qkv.element_size() == 2 else 16
-    _attend_within_sources_kernel[(len(lengths), H, triton.cdiv(max_length, block))](
-        qkv, offsets, lengths, out, scale, H, kv_heads, D, block, block, num_warps=2 if block == 32 else 1
-    )
-    return out
-
-
-def choose_num_warps(width: int) -> int:
-    return max(1, min(8, width // 512))
-
-
 # --- candidates ------------------------------------------------------------------------------------------------------
 
 
@@ -144,8 +118,8 @@ def topk_log_probs(
     if history is not None:
         _forbid_loops_kernel[(N,)](
             logits, group_max, rows, history.forbid_loops, history.tree_tokens, history.ancestors,
-            history.ancestors.shape[1], V, end, chunks * chunk, num_beams, GROUP_SIZE, *history.loop_limits,
-            triton.next_power_of_2(history.loop_limits.max_history), num_warps=1,
+            history.ancestors.shape[1], V, end, chunks * chunk, num_beams, GROUP_SIZE, MAX_LOOP_PERIOD,
+            MIN_LOOP_REPEATS, MIN_LOOP_TOKENS, triton.next_power_of_2(max(LOOP_HISTORIES)), num_warps=1,
         )  # fmt: skip
     ids = torch.empty(N, count, dtype=torch.int32, device=logits.device)
     log_probs = logits.new_empty(N, count, dtype=torch.float32)
@@ -155,22 +129,6 @@ def topk_log_probs(
         triton.next_power_of_2(chunks * chunk), triton.next_power_of_2(chunks), num_warps=1 if count <= 8 else 4,
     )  # fmt: skip
     return ids, log_probs
-
-
-class LoopLimits(NamedTuple):
-    """The definition of a loop, see `constraints.token_rules`."""
-
-    max_unit: int
-    min_repeats: int
-    min_tokens: int
-
-    @property
-    def max_history(self) -> int:
-        return max(self.count_tokens_before(unit) for unit in range(1, self.max_unit + 1))
-
-    def count_tokens_before(self, unit: int) -> int:
-        """Return how many tokens come before the one that closes a loop of such units."""
-        return max(self.min_repeats, -(-self.min_tokens // unit)) * unit - 1
 
 
 # --- beams -----------------------------------------------------------------------------------------------------------
@@ -216,28 +174,6 @@ def _embed_kernel(
         x = tl.load(EmbeddingWeight + token * width + e, mask=e < width, other=0.0).to(tl.float32) * scale
         x += tl.load(PositionEmbeddings + length * width + e, mask=e < width, other=0.0).to(tl.float32)
         tl.store(Out + beam.to(tl.int64) * width + e, x.to(Out.dtype.element_ty), mask=e < width)
-
-
-@triton.jit
-def _add_norm_kernel(
-    X, Y, Weight, Bias, Sum, Out, width, eps,
-    ADD: tl.constexpr, LAYER_NORM: tl.constexpr, KEEP_SUM: tl.constexpr, E: tl.constexpr,
-):  # fmt: skip
-    e = tl.arange(0, E)
-    valid = e < width
-    offsets = tl.program_id(0).to(tl.int64) * width + e
-    x = tl.load(X + offsets, mask=valid, other=0.0).to(tl.float32)
-    if ADD:
-        x += tl.load(Y + offsets, mask=valid, other=0.0).to(tl.float32)
-    if KEEP_SUM:
-        tl.store(Sum + offsets, x.to(Sum.dtype.element_ty), mask=valid)
-    if LAYER_NORM:
-        x = tl.where(valid, x - tl.sum(x, 0) / width, 0.0)
-    x = x * tl.rsqrt(tl.sum(x * x, 0) / width + eps)
-    x = x * tl.load(Weight + e, mask=valid, other=0.0).to(tl.float32)
-    if LAYER_NORM:
-        x += tl.load(Bias + e, mask=valid, other=0.0).to(tl.float32)
-    tl.store(Out + offsets, x.to(Out.dtype.element_ty), mask=valid)
 
 
 @triton.jit
@@ -342,40 +278,6 @@ def _attend_memory_kernel(
                 q, keys, keys + HKV * D, offsets, load_mask, load_mask[None, :], row_max, row_sum, acc, scale
             )
         tl.store(Out + beam_offsets, (acc / row_sum[:, None]).to(Out.dtype.element_ty), mask=is_beam)
-
-
-@triton.jit
-def _attend_within_sources_kernel(
-    QKV, Offsets, Lengths, Out, scale,
-    H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, QUERY_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A block of queries of one source attends to the whole source."""
-    source = tl.program_id(0)
-    head = tl.program_id(1)
-    first_query = tl.program_id(2) * QUERY_BLOCK
-    length = tl.load(Lengths + source)
-    if first_query < length:
-        query = first_query + tl.arange(0, QUERY_BLOCK)
-        d = tl.arange(0, D)
-        t = tl.arange(0, BLOCK)
-        stride = (H + 2 * HKV) * D
-        source_start = tl.load(Offsets + source).to(tl.int64)
-        qkv_ptr = QKV + source_start * stride
-        keys = qkv_ptr + (H + head // (H // HKV)) * D
-        q = tl.load(
-            qkv_ptr + head * D + query[:, None] * stride + d[None, :], mask=(query < length)[:, None], other=0.0
-        )
-        row_max = tl.full((QUERY_BLOCK,), -1e30, tl.float32)
-        row_sum = tl.zeros((QUERY_BLOCK,), tl.float32)
-        acc = tl.zeros((QUERY_BLOCK, D), tl.float32)
-        for first in range(0, length, BLOCK):
-            load_mask = first + t < length
-            offsets = (first + t)[:, None] * stride + d[None, :]
-            row_max, row_sum, acc = _attend_block(
-                q, keys, keys + HKV * D, offsets, load_mask, load_mask[None, :], row_max, row_sum, acc, scale
-            )
-        offsets = (source_start + query)[:, None] * (H * D) + head * D + d[None, :]
-        tl.store(Out + offsets, (acc / row_sum[:, None]).to(Out.dtype.element_ty), mask=(query < length)[:, None])
 
 
 @triton.jit

@@ -26,8 +26,8 @@ class RequestBatch:
     forbid_loops: Array  # 1 where loops are forbidden (`NoLoops`)
 
     @classmethod
-    def from_requests(cls, requests: Sequence[SearchRequest], forbid_loops: bool) -> Self:
-        """`requests` are sorted by `sort_by_length`; `forbid_loops` holds for all of them."""
+    def from_requests(cls, requests: Sequence[SearchRequest]) -> Self:
+        """`requests` are sorted by `sort_by_length`."""
         decoder_order_lengths, max_target_lengths = get_request_lengths(requests)
         order = np.argsort(-decoder_order_lengths, kind="stable")
         encoder_order_lengths = decoder_order_lengths[order]
@@ -42,7 +42,7 @@ class RequestBatch:
             decoder_order_offsets=decoder_order_offsets,
             decoder_order_lengths=decoder_order_lengths,
             max_target_lengths=max_target_lengths,
-            forbid_loops=np.array([forbid_loops or request.forbid_loops for request in requests], dtype=np.int32),
+            forbid_loops=np.array([request.forbid_loops for request in requests], dtype=np.int32),
         )
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ def search_in_batches(
     pending = deque([sort_by_length(requests)])
     while pending and pending[0]:
         indices = pending.popleft()
-        result = search_batch(RequestBatch.from_requests([requests[i] for i in indices], options.forbid_loops))
+        result = search_batch(RequestBatch.from_requests([requests[i] for i in indices]))
         if result is Unavailable.UNSUPPORTED:
             return
         if isinstance(result, HypothesisBatch):

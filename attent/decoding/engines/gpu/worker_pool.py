@@ -10,44 +10,29 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from operator import attrgetter
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from attent.data.process_pool import bind_to_parent, block_sigint, hide_main_script
-from attent.decoding.engines.gpu.eligibility import SUPPORTED_REQUEST_FIELDS
+from attent.decoding.engines.gpu.eligibility import supports_requests
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable, search_in_batches
-from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck, are_supported
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
+
+if TYPE_CHECKING:
+    from attent.decoding.translator import Translator
 
 READY = "ready"
-# Requests and hypotheses are sent as tuples: thousands are pickled at once.
-REQUEST_FIELDS = [field.name for field in fields(SearchRequest)]
-HYPOTHESIS_FIELDS = [field.name for field in fields(Hypothesis)]
-pack_request, pack_hypothesis = attrgetter(*REQUEST_FIELDS), attrgetter(*HYPOTHESIS_FIELDS)
 JOIN_TIMEOUT = 5  # seconds
 
 Result = TypeVar("Result")
 
 
-class Searcher(Protocol):
-    """The search of the main process; `Translator` is one."""
-
-    def search(
-        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck, /
-    ) -> list[list[Hypothesis]]: ...
-
-    def search_batch(
-        self, batch: RequestBatch, options: SearchOptions, should_stop: StopCheck, /
-    ) -> HypothesisBatch | Unavailable: ...
-
-
 class SearchCall(NamedTuple):
-    requested: RequestBatch | list[tuple[Any, ...]]
+    requested: RequestBatch | list[SearchRequest]
     options: SearchOptions
 
 
@@ -56,13 +41,13 @@ class TextWorkerPool(Generic[Result]):
 
     def __init__(
         self,
-        searcher: Searcher,
+        translator: Translator,
         setup: Callable[[RemoteEngine], Callable[[Any], Any]],
         run_in_main_process: Callable[[Any, StopCheck], Result],
         num_workers: int,
     ) -> None:
         """`setup` returns the function that runs one task, in the worker process."""
-        self.searcher, self.setup, self.run_in_main_process = searcher, setup, run_in_main_process
+        self.translator, self.setup, self.run_in_main_process = translator, setup, run_in_main_process
         self.workers_to_start = num_workers
         self.workers: list[TextWorker] = []
         self.starting_workers: list[TextWorker] = []
@@ -87,7 +72,7 @@ class TextWorkerPool(Generic[Result]):
             setup = ForkingPickler.dumps(self.setup)
             with suppress(OSError):  # start as many as the system allows
                 for _ in range(count):
-                    worker = TextWorker(self.searcher, setup)
+                    worker = TextWorker(self.translator, setup)
                     with self.lock:
                         self.workers.append(worker)
                         self.starting_workers.append(worker)
@@ -107,8 +92,8 @@ class TextWorkerPool(Generic[Result]):
 
 
 class TextWorker:
-    def __init__(self, searcher: Searcher, setup: Any) -> None:
-        self.searcher, self.setup = searcher, setup
+    def __init__(self, translator: Translator, setup: Any) -> None:
+        self.translator, self.setup = translator, setup
         context = get_context("spawn")  # a process that uses CUDA cannot be forked
         self.connection, theirs = context.Pipe()
         # The setup is sent later: starting a process blocks until the child has read its arguments.
@@ -140,16 +125,10 @@ class TextWorker:
     def _run_search(self, call: SearchCall, should_stop: StopCheck) -> object:
         try:
             if isinstance(call.requested, RequestBatch):
-                return self.searcher.search_batch(call.requested, call.options, should_stop)
-            requests = [unpack_request(row) for row in call.requested]
-            results = self.searcher.search(requests, call.options, should_stop)
+                return self.translator.search_batch(call.requested, call.options, should_stop)
+            return self.translator.search(call.requested, call.options, should_stop)
         except ValueError as error:  # an impossible request: the worker knows which line it belongs to
             return error
-        return [[pack_hypothesis(hypothesis) for hypothesis in hypotheses] for hypotheses in results]
-
-
-def unpack_request(row: tuple[Any, ...]) -> SearchRequest:
-    return SearchRequest(**dict(zip(REQUEST_FIELDS, row, strict=True)))
 
 
 # --- in the worker process -----------------------------------------------------------------------------------------
@@ -166,8 +145,7 @@ class RemoteEngine:
         self, requests: Sequence[SearchRequest], options: SearchOptions
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         remaining = set(range(len(requests)))
-        plain = are_supported(requests, SUPPORTED_REQUEST_FIELDS)
-        if plain and options not in self.unsupported:
+        if options not in self.unsupported and supports_requests(requests):
             for index, hypotheses in search_in_batches(
                 requests, options, lambda batch: self._search_batch(batch, options)
             ):
@@ -175,9 +153,8 @@ class RemoteEngine:
                 yield index, hypotheses
         if remaining:
             indices = sorted(remaining)
-            results = self._call(SearchCall([pack_request(requests[index]) for index in indices], options))
-            for index, rows in zip(indices, results, strict=True):
-                yield index, [Hypothesis(**dict(zip(HYPOTHESIS_FIELDS, row, strict=True))) for row in rows]
+            results = self._call(SearchCall([requests[index] for index in indices], options))
+            yield from zip(indices, results, strict=True)
 
     def _search_batch(self, batch: RequestBatch, options: SearchOptions) -> HypothesisBatch | Unavailable:
         result: HypothesisBatch | Unavailable = self._call(SearchCall(batch, options))

@@ -24,7 +24,7 @@ REQUESTS = [
 def test_requests_are_sorted_by_target_length_and_tokens_by_source_length() -> None:
     order = sort_by_length(REQUESTS)
     assert order == [1, 3, 2, 0]
-    batch = RequestBatch.from_requests([REQUESTS[index] for index in order], forbid_loops=False)
+    batch = RequestBatch.from_requests([REQUESTS[index] for index in order])
     assert len(batch) == 4
     assert batch.token_ids.tolist() == [8, 9, 10, 2, 5, 6, 2, 7, 2, 2]
     assert batch.max_target_lengths.tolist() == [9, 9, 4, 4]
@@ -32,7 +32,6 @@ def test_requests_are_sorted_by_target_length_and_tokens_by_source_length() -> N
     assert batch.encoder_order_lengths.tolist() == [4, 3, 2, 1]
     spans = zip(batch.decoder_order_offsets, batch.decoder_order_lengths, strict=True)
     assert [batch.token_ids[a : a + n].tolist() for a, n in spans] == [REQUESTS[index].source_ids for index in order]
-    assert RequestBatch.from_requests(REQUESTS, forbid_loops=True).forbid_loops.all()
 
 
 def make_hypotheses(batch: RequestBatch) -> HypothesisBatch:
@@ -61,7 +60,7 @@ def test_a_batch_that_does_not_fit_is_halved() -> None:
 def test_an_unsupported_search_leaves_the_rest() -> None:
     answers: list[HypothesisBatch | Unavailable] = [
         Unavailable.OUT_OF_MEMORY,
-        make_hypotheses(RequestBatch.from_requests(REQUESTS[:2], False)),
+        make_hypotheses(RequestBatch.from_requests(REQUESTS[:2])),
         Unavailable.UNSUPPORTED,
     ]
     results = dict(search_in_batches(REQUESTS, SearchOptions(), lambda _: answers.pop(0)))

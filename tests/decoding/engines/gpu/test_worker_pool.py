@@ -11,7 +11,7 @@ import pytest
 
 from attent.decoding.engines.gpu import worker_pool
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
-from attent.decoding.engines.gpu.worker_pool import TextWorkerPool, pack_request, unpack_request
+from attent.decoding.engines.gpu.worker_pool import TextWorkerPool
 from attent.decoding.input_lines import LineBlock
 from attent.decoding.options import PhraseConstraints, SearchOptions, SearchRequest
 from attent.decoding.output_format import OutputFormat
@@ -32,7 +32,7 @@ from tests.training.toys import model
 WAIT = 60  # seconds for a process to start
 PLAIN: list[str] = [*corpus_lines()[0][:4], "", "  a dog ", "a dog"]
 LONG = "a dog sees a man. " * 60
-CONSTRAINTS = PhraseConstraints(prefix="ein", required=("Hund",), banned=("Mann",))
+CONSTRAINTS = PhraseConstraints(prefix="ein", require=("Hund",), ban=("Mann",))
 
 
 @pytest.fixture(scope="module")
@@ -202,18 +202,3 @@ def test_there_are_no_workers_on_a_cpu_or_where_they_need_weights(
     )
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert choose_worker_count(pipeline) == 0
-
-
-def test_a_request_survives_packing() -> None:
-    plain = SearchRequest(source_ids=[4, 5, 2], rng_key=7, max_length=9)
-    constrained = SearchRequest(
-        source_ids=[4, 2],
-        prefix_ids=(5,),
-        required_phrases=((6, 7),),
-        banned_phrases=("no",),
-        prefix_ends_word=True,
-        rng_key=1,
-        max_length=3,
-    )
-    for request in (plain, constrained):
-        assert unpack_request(pack_request(request)) == request
