@@ -35,7 +35,7 @@ TYPES = [
     r"^attent\.inspection\.session\.Inspection$",
     r"^tuple\[str, \.\.\.\]$",
     r"^attent\.models\.seq2seq\.Seq2Seq$",
-    r"^attent\.models\.summary\.ModelSummary$",
+    r"^attent\.models\.weights\.ModelSummary$",
     r"^list\[torch\._tensor\.Tensor\]$",
     r"^attent\.inspection\.head_stats\.HeadStatsReport$",
     r"^attent\.nn\.attention\.Attention$",

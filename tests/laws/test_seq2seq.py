@@ -158,8 +158,9 @@ def test_ragged_prefixes_in_one_step_equal_separate_ones(config: Seq2SeqConfig, 
     rest = torch.cat(logits[1:], 1)
     for row, (sentence, prefix) in enumerate(zip(text.sources, text.targets, strict=True)):
         alone = model(sentence[None], torch.cat([prefix, more[row]])[None])[0]
-        assert_close(logits[0][row, : len(prefix)], alone[: len(prefix)])
-        assert_close(rest[row], alone[len(prefix) :])
+        # An LSTM carries its rounding from step to step (3.4e-5 without attention, float32 on an H200).
+        assert_close(logits[0][row, : len(prefix)], alone[: len(prefix)], times=2)
+        assert_close(rest[row], alone[len(prefix) :], times=2)
 
 
 @every_seq2seq

@@ -20,6 +20,7 @@ from attent.data.token_store import TokenSequences
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.nn import AudioConfig, LogMelSpectrogram, Memory
 from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
+from attent.nn.kernels.attention import DISABLE_CUDNN
 from attent.training.objective import Objective
 from attent.training.tasks.base import RowBatch
 
@@ -227,8 +228,9 @@ class SpeechObjective(Objective):
 
     def forward(self, batch: SpeechBatch) -> tuple[Tensor, Tensor]:
         target = batch.target
-        memory = self.model.encode(*self.compute_frames(batch))
-        states = self.model.decode(shift_right(target.ids, self.model.config.start_id), memory, target.lengths)
+        with DISABLE_CUDNN:  # it plans each new shape again: 0.57 s per step instead of 0.09, measured on an H200
+            memory = self.model.encode(*self.compute_frames(batch))
+            states = self.model.decode(shift_right(target.ids, self.model.config.start_id), memory, target.lengths)
         mask = target.token_mask()
         mask[:, : batch.prefix_length] = False
         loss, plain = self.compute_token_loss(states, target.ids, mask)
