@@ -930,7 +930,7 @@ FAULTS = """
 + np.repeat(edges[1:], counts)
 
 # text batches: label from the next document
-@ data/text_batches.py::WindowLoader._build_batch: data/test_text_batches.py -k windows
+@ data/text_batches.py::WindowLoader._cut_batch: data/test_text_batches.py -k windows
 - labels[document != np.searchsorted(offsets, indices + 1, "right") - 1] = IGNORE_INDEX
 + pass
 
@@ -955,7 +955,7 @@ FAULTS = """
 + action >= REPLACE_BY_MASK
 
 # text batches: same masks in every epoch
-@ data/text_batches.py::TextLoader.get_batch: data/test_text_batches.py
+@ data/text_batches.py::TextLoader.build_batch: data/test_text_batches.py
 - (self.seed, 0 if self.fixed else epoch, step, MASK_STREAM)
 + (self.seed, step, MASK_STREAM)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attent.data.arrays import Array
 from attent.data.batch_plan import BatchConfig
-from attent.data.loader import PrefetchLoader, TokenBatch
+from attent.data.loader import PrefetchLoader, TensorBatch, TokenBatch
 from attent.formatting import format_duration
 from attent.models import Model, ModelConfig
 from attent.storage.atomic import atomic_path
@@ -70,7 +70,7 @@ class TrainBatch(Protocol):
 
 
 @dataclass(frozen=True)
-class RowBatch:
+class RowBatch(TensorBatch):
     """A `TrainBatch` whose tensors and arrays have a row for each example; a base of dataclasses."""
 
     example_ids: Array = field(kw_only=True)
@@ -93,21 +93,6 @@ class RowBatch:
             if isinstance(value, Tensor | np.ndarray | TokenBatch)
         }
         return replace(self, **parts)
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        return self._map_tensors(lambda x: x.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> Self:
-        return self._map_tensors(lambda x: x.pin_memory())
-
-    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
-        changes: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                changes[name] = function(value)
-            elif isinstance(value, TokenBatch):
-                changes[name] = value.with_tensors([function(x) for x in value.tensors()])
-        return replace(self, **changes)
 
 
 BatchLoader = PrefetchLoader[Any]  # all batches, each a pure function of the epoch, its index and the seed

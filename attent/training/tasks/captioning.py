@@ -88,7 +88,7 @@ class CaptionLoader(ShuffledLoader[CaptionBatch]):
             [[*tags.get(str(language), []), *row[: max_tokens - 1], target.end] for language, row in rows]
         )
 
-    def build_batch(self, ids: Array, rng: np.random.Generator) -> CaptionBatch:
+    def take_batch(self, ids: Array, rng: np.random.Generator) -> CaptionBatch:
         pixels, _ = self.captions.images.take(self.captions.image_ids[ids])
         if self.config is not None:
             pixels = augment_pixels(pixels, self.config, rng)

@@ -76,7 +76,7 @@ class ImageBatch(RowBatch):
 class ShuffledLoader(PrefetchLoader[BatchT]):
     """Batches of one size in a new order every epoch, without the remainder, augmented as `config` says.
 
-    Without a config: all examples in their order, without augmentation. Subclasses define `build_batch`.
+    Without a config: all examples in their order, without augmentation. Subclasses define `take_batch`.
     """
 
     def __init__(self, count: int, config: ImageDataConfig | None, *, batch_size: int, seed: int = 0) -> None:
@@ -84,17 +84,15 @@ class ShuffledLoader(PrefetchLoader[BatchT]):
         self.batch_size = max(1, min(batch_size, count))
         self._get_order = EpochCache(self._build_order)
 
-    def build_batch(self, ids: Array, rng: np.random.Generator) -> BatchT:
+    def take_batch(self, ids: Array, rng: np.random.Generator) -> BatchT:
         raise NotImplementedError
 
     def num_batches(self, epoch: int) -> int:
         return self.count // self.batch_size if self.config else -(-self.count // self.batch_size)
 
-    def get_batch(self, epoch: int, batch_index: int) -> BatchT:
-        if not 0 <= batch_index < self.num_batches(epoch):
-            raise IndexError(f"epoch {epoch} has {self.num_batches(epoch)} batches, so there is no batch {batch_index}")
+    def build_batch(self, epoch: int, batch_index: int) -> BatchT:
         ids = self._get_order(epoch)[batch_index * self.batch_size : (batch_index + 1) * self.batch_size]
-        return self.build_batch(ids, np.random.default_rng((self.seed, epoch, batch_index)))
+        return self.take_batch(ids, np.random.default_rng((self.seed, epoch, batch_index)))
 
     def _build_order(self, epoch: int) -> Array:
         if self.config is None:
@@ -109,7 +107,7 @@ class ImageLoader(ShuffledLoader[ImageBatch]):
         super().__init__(len(images), config, batch_size=batch_size, seed=seed)
         self.images, self.row_length = images, row_length
 
-    def build_batch(self, ids: Array, rng: np.random.Generator) -> ImageBatch:
+    def take_batch(self, ids: Array, rng: np.random.Generator) -> ImageBatch:
         pixels, labels = self.images.take(ids)
         if self.config is not None:
             pixels = augment_pixels(pixels, self.config, rng)
