@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from attent.data.arrays import Array
 from attent.data.batch_plan import BatchConfig
 from attent.data.loader import PrefetchLoader, TensorBatch, TokenBatch
+from attent.data.media_store import describe_skipped
+from attent.data.pairs import CorpusError
+from attent.data.text_corpus import TextFiles, list_eval_files
 from attent.formatting import format_duration
 from attent.models import Model, ModelConfig
 from attent.storage.atomic import atomic_path
@@ -126,6 +129,10 @@ class RunContext:
     def warn(self, text: str) -> None:
         self.report(Note(text=text, level="warning"))
 
+    def warn_of_skipped(self, dataset: Any) -> None:
+        if problem := describe_skipped(dataset.name, dataset.skipped):
+            self.warn(problem)
+
     def track_progress(self, action: str, unit: str, total: int | None = None) -> Callable[[int], None]:
         """Return a function that takes the number done and reports it and the time left every few seconds."""
         start = last = time.monotonic()
@@ -222,8 +229,14 @@ class Task(ABC):
     cpu_minutes: ClassVar[float | None] = None  # the most that training from scratch takes on a CPU by default
     look_example_input: ClassVar[str] = ""  # of the `attent look` command that is suggested at the end
 
+    held_out_method: ClassVar[str]  # "drawn at random"
+
     tokenizer: Tokenizer | None  # saved in the model folder
     extra_files: Mapping[str, bytes] = {}  # saved there too
+    train_data: Any
+    data_files: Sequence[Path]
+    validation: Any  # None without one
+    is_held_out: bool  # `validation` was taken from the training data
 
     @abstractmethod
     def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: RunContext) -> None:
@@ -298,8 +311,19 @@ class Task(ABC):
     def write_analysis(self, model: Any, out: Path) -> None:  # noqa: B027 - most tasks have none
         """Write further analyses of the finished model, such as head statistics, into its folder."""
 
-    @abstractmethod
-    def describe_data(self) -> DataSummary: ...
+    def describe_train_data(self) -> str:
+        return str(self.train_data.name)
+
+    def describe_data(self) -> DataSummary:
+        train, valid = self.train_data, self.validation
+        num_held_out = 0 if valid is None else len(valid)
+        dropped = {"not usable": len(train.skipped), "held out for validation": num_held_out * self.is_held_out}
+        return DataSummary(
+            corpora=(CorpusStats.from_counts(self.describe_train_data(), len(train), dropped, self.data_files),),
+            data_key=train.store_key,
+            num_held_out=num_held_out,
+            held_out_method="" if valid is None else self.held_out_method if self.is_held_out else valid.name,
+        )
 
     @abstractmethod
     def describe_model(self, out: Path) -> ModelDescription: ...
@@ -366,6 +390,24 @@ def reject_or_skip_test_set(problem: str, requested: bool, context: RunContext) 
     if requested:
         raise TrainError(problem)
     context.warn(f"{problem}; this test set was found automatically and is skipped")
+
+
+def load_eval_sets(
+    data: DataConfig,
+    files: TextFiles,
+    suffixes: Sequence[str],
+    read: Callable[[Sequence[Path]], T],
+    context: RunContext,
+) -> tuple[T | None, list[T]]:
+    """Read the validation set, if there is one, and each test set: those that are named, else those of `files`."""
+    valid_files = list_eval_files(data.valid, "valid", suffixes) if data.valid else files.valid
+    valid, tests = read(valid_files) if valid_files else None, list[T]()
+    for path in list_eval_files(data.test, "test", suffixes) if data.test else files.test:
+        try:
+            tests.append(read([path]))
+        except CorpusError as error:
+            reject_or_skip_test_set(str(error), bool(data.test), context)
+    return valid, tests
 
 
 def train_text_tokenizer(

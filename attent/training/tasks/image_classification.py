@@ -16,7 +16,6 @@ from attent.data import images as image_data
 from attent.data.arrays import Array
 from attent.data.images import ImageDataConfig, ImageDataset, ImageShape, ImageSplit
 from attent.data.loader import BatchT, EpochCache, PrefetchLoader
-from attent.data.media_store import describe_skipped
 from attent.interop import load_as
 from attent.models import VisionConfig, VisionTransformer, build, presets
 from attent.nn import ImageConfig, LearnedConfig
@@ -178,6 +177,7 @@ class ImageClassificationTask(base.Task):
         "data": {"images": {}},
     }
     look_example_input = "picture.png"
+    held_out_method = "drawn from each class in proportion"
     tokenizer = None
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
@@ -186,9 +186,12 @@ class ImageClassificationTask(base.Task):
         initial = run.model if isinstance(run.model, VisionConfig) else None
         if initial is None and run.init_from:
             initial = load_as(run.init_from, VisionTransformer).config
-        self.train_split, self.context = splits["train"][0], context
+        (train_split,), self.context = splits["train"], context
+        self.data_files = ()  # none of a folder
+        if isinstance(train_split, image_data.IdxSplit):
+            self.data_files = (train_split.images, train_split.labels)
         self.shape = (
-            image_data.choose_shape(self.train_split, self.image_options)
+            image_data.choose_shape(train_split, self.image_options)
             if initial is None
             else ImageShape.from_config(initial)
         )
@@ -202,7 +205,7 @@ class ImageClassificationTask(base.Task):
         if self.is_held_out:
             train, held_out = hold_out_valid_images(train, data.hold_out, run.train.seed, context)
             valid = [held_out]
-        self.train_images, self.validation = train, valid[0] if valid else None
+        self.train_data, self.validation = train, valid[0] if valid else None
         colors = "grayscale" if self.shape.channels == 1 else "color"
         context.note(
             f"images: {len(train):,} for training, {self.shape.size} x {self.shape.size}, {colors}, "
@@ -212,18 +215,17 @@ class ImageClassificationTask(base.Task):
     def load_splits(self, splits: list[ImageSplit]) -> list[ImageDataset]:
         datasets = [image_data.prepare_images(split, self.shape, self.context.data_dir) for split in splits]
         for dataset in datasets:
-            if problem := describe_skipped(dataset.name, dataset.skipped):
-                self.context.warn(problem)
+            self.context.warn_of_skipped(dataset)
         return datasets
 
     @property
     def title(self) -> str:
-        return f"{len(self.train_images.class_names)} classes"
+        return f"{len(self.train_data.class_names)} classes"
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
         validation = "" if self.validation is None else f"{self.validation.store_key} {len(self.validation)}"
-        return {"data": f"{self.train_images.store_key} {len(self.train_images)} {validation}".strip()}
+        return {"data": f"{self.train_data.store_key} {len(self.train_data)} {validation}".strip()}
 
     @classmethod
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> VisionConfig:
@@ -233,11 +235,11 @@ class ImageClassificationTask(base.Task):
         return VisionConfig(image_size=size, patch_size=1, stack=replace(presets.VIT, **STACK_BY_SIZE["tiny"]))
 
     def choose_model(self, run: RunConfig, requested: UserSettings) -> tuple[Size, VisionConfig, str]:
-        count, on_cpu = len(self.train_images), self.context.device.type == "cpu"
+        count, on_cpu = len(self.train_data), self.context.device.type == "cpu"
         size = run.size or ("tiny" if on_cpu else look_up(SIZE_AND_EPOCHS_BY_IMAGES, count)[0])
         reason = "as requested" if run.size else f"for {count:,} images" + " on a CPU" * on_cpu
         patch = requested.get("model", {}).get("patch_size") or choose_patch(self.shape.size)
-        config = build_model_config(requested, build_vision_config(size, self.shape, patch, self.train_images))
+        config = build_model_config(requested, build_vision_config(size, self.shape, patch, self.train_data))
         if (config.image_size, config.channels) != (self.shape.size, self.shape.channels):
             raise TrainError("`model.image_size` and `model.channels` follow the data: set them in `data.images`")
         return size, fit_positions(config), reason
@@ -251,7 +253,7 @@ class ImageClassificationTask(base.Task):
                 f"`model.{min(fixed)}` cannot be changed with --from {origin}: fine-tuning keeps the shape of the "
                 "model; leave it out, or train without --from"
             )
-        return replace(build_model_config(requested, model.config), labels=self.train_images.class_names)
+        return replace(build_model_config(requested, model.config), labels=self.train_data.class_names)
 
     def build_model(self, config: VisionConfig, pretrained: VisionTransformer | None) -> VisionTransformer:
         model = build(config)
@@ -265,9 +267,7 @@ class ImageClassificationTask(base.Task):
     def fill_train_config(self, run: RunConfig) -> TrainConfig:
         assert isinstance(run.model, VisionConfig)
         sizes, finetune = (count_positions(run.model), run.model.stack.width), run.init_from is not None
-        return fill_image_train_config(
-            run.train, self.context.device, len(self.train_images), *sizes, finetune=finetune
-        )
+        return fill_image_train_config(run.train, self.context.device, len(self.train_data), *sizes, finetune=finetune)
 
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         batches = self.build_train_batches(run)
@@ -282,7 +282,7 @@ class ImageClassificationTask(base.Task):
         length = count_positions(run.model)
         batch_size = max(1, run.train.batch_tokens // length)
         return ImageLoader(
-            self.train_images, self.image_options, batch_size=batch_size, row_length=length, seed=run.train.seed
+            self.train_data, self.image_options, batch_size=batch_size, row_length=length, seed=run.train.seed
         )
 
     def build_valid_batches(self, run: RunConfig) -> ImageLoader | None:
@@ -304,20 +304,8 @@ class ImageClassificationTask(base.Task):
         for images in self.tests:
             yield score_images(model, images, Path(images.name).name, "test")
 
-    def describe_data(self) -> base.DataSummary:
-        skipped, split = len(self.train_images.skipped), self.train_split
-        files = (split.images, split.labels) if isinstance(split, image_data.IdxSplit) else ()  # none of a folder
-        method = "" if self.validation is None else self.validation.name
-        train = self.train_images
-        return base.DataSummary(
-            corpora=(base.CorpusStats.from_counts(train.name, len(train), {"no image": skipped}, files),),
-            data_key=train.store_key,
-            num_held_out=0 if self.validation is None else len(self.validation),
-            held_out_method="drawn from each class in proportion" if self.is_held_out else method,
-        )
-
     def describe_model(self, out: Path) -> base.ModelDescription:
-        names = self.train_images.class_names
+        names = self.train_data.class_names
         return base.ModelDescription(
             title=f"An image classifier ({', '.join(names[:4])}{' ...' * (len(names) > 4)})",
             shell_example=f"attent classify {shlex.quote(str(out))} picture.png",
