@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attent.storage.errors import AttentError
+from attent.storage.errors import AttentError, import_package
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacreMetric
@@ -62,10 +62,7 @@ def _build_tokenized_bleu(tokenize: str, per_sentence: bool, language: str | Non
     """BLEU after Multi30k's own script: lowercase.perl, normalize-punctuation.perl, tokenizer.perl."""
     from attent.text.language_tags import get_primary_subtag
 
-    try:
-        import sacremoses
-    except ModuleNotFoundError as error:
-        raise ScoreError("bleu-lc-tok needs sacremoses, which is not installed: pip install 'attent[moses]'") from error
+    sacremoses = import_package("sacremoses", "bleu-lc-tok", "'attent[moses]'")
     if language is None:
         raise ScoreError("bleu-lc-tok must know the one language of the references, but does not; give it: --tgt de")
     moses_language = get_primary_subtag(language)
@@ -112,11 +109,9 @@ def _build_rouge(tokenize: str, per_sentence: bool, language: str | None, kind: 
     """
     from importlib.metadata import version
 
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ModuleNotFoundError as error:
-        raise ScoreError("ROUGE needs rouge-score, which is not installed: pip install 'attent[rouge]'") from error
-    scorer = RougeScorer([kind], use_stemmer=True)
+    scorer = import_package("rouge_score.rouge_scorer", "ROUGE", "'attent[rouge]'").RougeScorer(
+        [kind], use_stemmer=True
+    )
     return _build_ratio(
         lambda output, references: (scorer.score_multi(references, output)[kind].fmeasure, 1),
         {"stem": "porter", "version": f"rouge-score-{version('rouge-score')}"},

@@ -27,6 +27,7 @@ from attent.data.audio import (
     read_audio,
 )
 from attent.data.pairs import CorpusError
+from attent.storage.errors import AttentError
 
 soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
@@ -230,9 +231,7 @@ def test_flac_of_open_length_is_read(tmp_path: Path) -> None:
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, rate: int) -> None:
     path = write_tone(tmp_path / "a.wav", rate=rate)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        AudioError, match=rf"the package `{package}`, which is not installed: pip install 'attent\[audio\]'"
-    ):
+    with pytest.raises(AttentError, match=rf"{package}, which is not installed: pip install 'attent\[audio\]'"):
         read_audio(path)
 
 
