@@ -20,7 +20,7 @@ from attent.data.media_store import describe_skipped
 from attent.data.pairs import CorpusError
 from attent.data.text_corpus import TextFiles, list_eval_files
 from attent.formatting import format_duration
-from attent.models import Model, ModelConfig
+from attent.models import Model, ModelConfig, build, folder
 from attent.storage.atomic import atomic_path
 from attent.storage.manifest import hash_file
 from attent.text.tokenizer import Tokenizer
@@ -275,9 +275,9 @@ class Task(ABC):
     def build_finetune_config(self, model: Any, requested: UserSettings, origin: str) -> ModelConfig:
         """The config with which the model of `--from origin` is fine-tuned."""
 
-    @abstractmethod
     def build_model(self, config: Any, pretrained: Any) -> Model:
         """A model of this config, with the weights of `pretrained` where it has them (None: from scratch)."""
+        return build(config) if pretrained is None else load_pretrained(config, pretrained)
 
     @abstractmethod
     def fill_train_config(self, run: RunConfig) -> TrainConfig:
@@ -335,6 +335,16 @@ def find_new_head_parameters(model: Model, pretrained: Any) -> tuple[str, ...]:
     labels_differ = getattr(pretrained.config, "labels", ()) != getattr(model.config, "labels", ())
     names = [name for name, _ in model.named_parameters() if name.partition(".")[0] in HEAD_NAMES]
     return tuple(name for name in names if name not in known or (labels_differ and name.startswith("classifier.")))
+
+
+def load_pretrained(config: ModelConfig, pretrained: Any) -> Model:
+    model = build(config)
+    new_heads, known = set(find_new_head_parameters(model, pretrained)), pretrained.state_dict()
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters() if name not in new_heads}
+    weights = {name: known[name] for name in shapes if name in known}
+    folder.check_tensors(shapes, weights, "--from")
+    model.load_state_dict(weights, strict=False)
+    return model.train()
 
 
 def build_python_example(class_name: str, folder: Path | str, call: str) -> str:

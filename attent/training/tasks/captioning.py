@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from attent.data import captions as caption_data
 from attent.data.arrays import Array
 from attent.data.captions import CaptionDataset, CaptionRows
-from attent.data.images import ImageDataConfig, ImageShape, choose_shape, compute_channel_stats
+from attent.data.images import ImageDataConfig, ImageShape, choose_shape
 from attent.data.text_batches import IGNORE_INDEX
 from attent.data.text_corpus import find_text_files
 from attent.data.token_store import TokenSequences
@@ -216,17 +216,8 @@ class CaptioningTask(GenerationTask):
         reason = "as requested" if run.size else f"for {count:,} captions" + " on a CPU" * on_cpu
         patch = requested.get("model", {}).get("frontend", {}).get("patch_size")
         patch = patch or classification.choose_patch(self.shape.size)
-        if self.shape.size % patch:
-            raise TrainError(f"`model.frontend.patch_size` must divide {self.shape.size}, the side of the images")
-        mean, std = compute_channel_stats(self.train_data.images)
-        image = ImageConfig(
-            image_size=self.shape.size,
-            channels=self.shape.channels,
-            patch_size=patch,
-            class_token=False,
-            mean=mean,
-            std=std,
-        )
+        vision = classification.build_vision_config(size, self.shape, patch, self.train_data.images)
+        image = classification.extract_image_config(vision)
         preset = fit_to_tokenizer(build_caption_config(size, self.tokenizer.target.size, image), self.tokenizer)
         config = build_model_config(requested, preset)
         if ImageShape.from_config(get_frontend(config)) != self.shape:
@@ -243,8 +234,7 @@ class CaptioningTask(GenerationTask):
             return super().build_finetune_config(model, requested, origin)
         if requested.get("train", {}).get("lora"):
             raise TrainError(f"`train.lora` needs a caption model, but {origin} has no decoder; leave it out")
-        image = ImageConfig(**{field.name: getattr(model.config, field.name) for field in fields(ImageConfig)})
-        config = build_caption_config("tiny", size, image)
+        config = build_caption_config("tiny", size, classification.extract_image_config(model.config))
         encoder = model.config.stack
         config = replace(config, encoder=encoder, decoder=build_decoder_config(encoder))
         tables = {name: table for name, table in requested.items() if name in ("size", "model")}

@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,11 +17,11 @@ from attent.data.arrays import Array
 from attent.data.images import ImageDataConfig, ImageDataset, ImageShape, ImageSplit
 from attent.data.loader import BatchT, EpochCache, PrefetchLoader
 from attent.interop import load_as
-from attent.models import VisionConfig, VisionTransformer, build, presets
+from attent.models import VisionConfig, VisionTransformer, presets
 from attent.nn import ImageConfig, LearnedConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
-from attent.training.autoconfig import describe_model, describe_schedule, fill_defaults, look_up
+from attent.training import autoconfig
 from attent.training.config import RunConfig, Size, TrainError, UserSettings, build_model_config
 from attent.training.events import StopRequested
 from attent.training.objective import Objective
@@ -236,7 +236,7 @@ class ImageClassificationTask(base.Task):
 
     def choose_model(self, run: RunConfig, requested: UserSettings) -> tuple[Size, VisionConfig, str]:
         count, on_cpu = len(self.train_data), self.context.device.type == "cpu"
-        size = run.size or ("tiny" if on_cpu else look_up(SIZE_AND_EPOCHS_BY_IMAGES, count)[0])
+        size = run.size or ("tiny" if on_cpu else autoconfig.look_up(SIZE_AND_EPOCHS_BY_IMAGES, count)[0])
         reason = "as requested" if run.size else f"for {count:,} images" + " on a CPU" * on_cpu
         patch = requested.get("model", {}).get("patch_size") or choose_patch(self.shape.size)
         config = build_model_config(requested, build_vision_config(size, self.shape, patch, self.train_data))
@@ -245,24 +245,8 @@ class ImageClassificationTask(base.Task):
         return size, fit_positions(config), reason
 
     def build_finetune_config(self, model: VisionTransformer, requested: UserSettings, origin: str) -> VisionConfig:
-        table = requested.get("model", {})
-        fixed = {name for name in table if name != "stack"}
-        fixed |= {name for name in table.get("stack", {}) if "dropout" not in name}
-        if fixed:
-            raise TrainError(
-                f"`model.{min(fixed)}` cannot be changed with --from {origin}: fine-tuning keeps the shape of the "
-                "model; leave it out, or train without --from"
-            )
-        return replace(build_model_config(requested, model.config), labels=self.train_data.class_names)
-
-    def build_model(self, config: VisionConfig, pretrained: VisionTransformer | None) -> VisionTransformer:
-        model = build(config)
-        if pretrained is not None:
-            weights = pretrained.state_dict()
-            if pretrained.config.labels != config.labels:
-                weights = {name: value for name, value in weights.items() if not name.startswith("classifier.")}
-            model.load_state_dict(weights, strict=False)
-        return model
+        config = replace(model.config, labels=self.train_data.class_names)
+        return autoconfig.build_finetune_config(config, requested, (), origin)
 
     def fill_train_config(self, run: RunConfig) -> TrainConfig:
         assert isinstance(run.model, VisionConfig)
@@ -271,9 +255,9 @@ class ImageClassificationTask(base.Task):
 
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         batches = self.build_train_batches(run)
-        yield describe_model(run, size_reason)
+        yield autoconfig.describe_model(run, size_reason)
         sizes = f"batches of {batches.batch_size:,} images"
-        yield from describe_schedule(run.train, batches.num_batches(0), batch_text=sizes)
+        yield from autoconfig.describe_schedule(run.train, batches.num_batches(0), batch_text=sizes)
         yield describe_augmentation(self.image_options, self.shape.size)
 
     def build_train_batches(self, run: RunConfig) -> ImageLoader:
@@ -378,7 +362,7 @@ def build_vision_config(size: Size, shape: ImageShape, patch: int, images: Image
     """ViT with mean pooling, which few images train more easily than a class token."""
     mean, std = image_data.compute_channel_stats(images)
     if not isinstance(patch, int) or patch < 1 or shape.size % patch:
-        raise TrainError(f"`model.patch_size` must divide {shape.size}, the side of the images, but is {patch!r}")
+        raise TrainError(f"`patch_size` must divide {shape.size}, the side of the images, but is {patch!r}")
     return fit_positions(
         VisionConfig(
             image_size=shape.size,
@@ -394,18 +378,22 @@ def build_vision_config(size: Size, shape: ImageShape, patch: int, images: Image
     )
 
 
+def extract_image_config(config: VisionConfig) -> ImageConfig:
+    return ImageConfig(**{field.name: getattr(config, field.name) for field in fields(ImageConfig)})
+
+
 def fill_image_train_config(
     train: TrainConfig, device: torch.device, num_examples: int, tokens_per_image: int, width: int, *, finetune: bool
 ) -> TrainConfig:
     batch = train.batch_tokens or tokens_per_image * (CPU_BATCH_IMAGES if device.type == "cpu" else GPU_BATCH_IMAGES)
     steps_per_epoch = num_examples / (max(1, batch // tokens_per_image) * train.accumulate)
-    epochs = CPU_EPOCHS if device.type == "cpu" else look_up(SIZE_AND_EPOCHS_BY_IMAGES, num_examples)[1]
+    epochs = CPU_EPOCHS if device.type == "cpu" else autoconfig.look_up(SIZE_AND_EPOCHS_BY_IMAGES, num_examples)[1]
     divisor = FINETUNE_DIVISOR if finetune else 1
     steps = train.steps or max(MIN_STEPS // divisor, math.ceil(epochs / divisor * steps_per_epoch))
     warmup = max(1, min(2_000, steps // 20)) if train.warmup is None else train.warmup
     base_lr = FINETUNE_LR if finetune else BASE_LR
     lr = train.lr or float(f"{base_lr * min(1.0, math.sqrt(256 / width)):.3g}")
-    filled = fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
+    filled = autoconfig.fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
     return replace(filled, micro_batch_tokens=train.micro_batch_tokens)  # images need no micro-batches on a CPU
 
 

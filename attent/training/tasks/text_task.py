@@ -17,7 +17,7 @@ from attent.data.encode import add_special_tokens
 from attent.data.text_batches import Labeler, TextLoader
 from attent.data.text_corpus import TextCorpus, TextLayout
 from attent.data.token_store import EncodedTexts, encode_texts
-from attent.models import EncoderConfig, Model, ModelConfig, TextEncoder, build, folder, presets
+from attent.models import EncoderConfig, ModelConfig, TextEncoder, presets
 from attent.nn import LearnedConfig, StackConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
@@ -221,9 +221,6 @@ class TextTask(base.Task):
             )
         return config
 
-    def build_model(self, config: Any, pretrained: Any) -> Model:
-        return build(config) if pretrained is None else load_pretrained(config, pretrained)
-
     def fill_train_config(self, run: RunConfig) -> TrainConfig:
         train, defaults, device, finetune = run.train, self.size_defaults, self.context.device, bool(run.init_from)
         key = look_up(SIZE_BY_WIDTH, get_stack(run.model).width) if run.size is None else run.size
@@ -388,16 +385,6 @@ def with_dropout(config: Any, rate: float) -> ModelConfig:
             rates = dict.fromkeys((field for field in optional if getattr(stack, field)), rate)
             stacks[name] = replace(stack, dropout=rate, **rates)
     return replace(config, **stacks)
-
-
-def load_pretrained(config: ModelConfig, pretrained: Any) -> Model:
-    model = build(config)
-    new_heads, known = set(base.find_new_head_parameters(model, pretrained)), pretrained.state_dict()
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters() if name not in new_heads}
-    weights = {name: known[name] for name in shapes if name in known}
-    folder.check_tensors(shapes, weights, "--from")
-    model.load_state_dict(weights, strict=False)
-    return model.train()
 
 
 def format_ids(vocabulary: Vocabulary, ids: Sequence[int]) -> str:

@@ -222,7 +222,7 @@ def test_a_model_is_fine_tuned_on_other_labels(tmp_path: Path) -> None:
     ("flags", "expected"),
     [
         (["--hold-out", "99"], "`data.hold_out` must be less than the 60 images there are"),
-        (["--set", "model.patch_size=16"], "`model.patch_size` must divide 8"),
+        (["--set", "model.patch_size=16"], "`patch_size` must divide 8"),
         (["--valid", "/nowhere"], "/nowhere: must be a folder of images, but does not exist"),
         (["--set", "data.images.flip=2"], "`flip` must be from 0 to 1, but is 2"),
     ],
