@@ -244,14 +244,12 @@ def choose_text_columns(source: str | None, target: str | None) -> tuple[str, ..
     return (*filter(None, own), *TEXT_COLUMNS)
 
 
-def find_recordings(data: str | Path | Any, text_columns: Sequence[str] = TEXT_COLUMNS) -> dict[str, list[Recording]]:
-    """Return the recordings of a corpus (a path, or a dataset of `datasets`) by train, valid and test.
+def find_recordings(data: str | Path, text_columns: Sequence[str] = TEXT_COLUMNS) -> dict[str, list[Recording]]:
+    """Return the recordings of a corpus by train, valid and test.
 
     Splits are recognized by the names of files and folders; a corpus without them is `train`. In a table with a header
     or a dataset, the text is the first of `text_columns` that is there.
     """
-    if not isinstance(data, str | Path):
-        return _read_dataset(data, text_columns)
     path = Path(data).expanduser()
     if path.is_dir():
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():

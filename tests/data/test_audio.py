@@ -395,9 +395,10 @@ def test_dataset_with_an_audio_column_is_read(tmp_path: Path) -> None:
     columns = {"speech": [*paths, None], "Text": ["one", "two", "three"]}
     dataset = datasets.Dataset.from_dict(columns).cast_column("speech", datasets.Audio())
     datasets.DatasetDict({"train": dataset, "validation": dataset}).save_to_disk(str(tmp_path / "saved"))
+    dataset.save_to_disk(str(tmp_path / "one"))
     splits = find_recordings(tmp_path / "saved")
     assert set(splits) == {"train", "valid"}
-    for recordings in (find_recordings(dataset)["train"], splits["valid"]):
+    for recordings in (find_recordings(tmp_path / "one")["train"], splits["valid"]):
         prepared = prepare_recordings(recordings, "dataset", CONFIG, tmp_path / "store")
         assert prepared.texts == ("one", "two")
         assert prepared.num_samples.tolist() == [8_000, 24_000]

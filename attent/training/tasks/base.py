@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attent.data.arrays import Array
+from attent.data.arrays import Array, select_evenly
 from attent.data.batch_plan import BatchConfig
 from attent.data.loader import PrefetchLoader, TensorBatch, TokenBatch
 from attent.data.media_store import describe_skipped
@@ -350,11 +350,6 @@ def load_pretrained(config: ModelConfig, pretrained: Any) -> Model:
 def build_python_example(class_name: str, folder: Path | str, call: str) -> str:
     name = class_name.lower()
     return f"import attent\n\n{name} = attent.{class_name}.load({str(folder)!r})\nprint({name}{call})"
-
-
-def select_evenly(items: Sequence[T], count: int) -> list[T]:
-    count = min(count, len(items))
-    return [items[len(items) * i // count] for i in range(count)]
 
 
 def select_samples(

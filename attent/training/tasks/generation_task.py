@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attent.data.arrays import Array
+from attent.data.arrays import Array, select_evenly
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions
 from attent.formatting import format_count
@@ -55,7 +55,7 @@ class EvalSet:
         )
 
     def select_evenly(self, count: int) -> "EvalSet":
-        return self.select(base.select_evenly(range(len(self)), count))
+        return self.select(select_evenly(range(len(self)), count))
 
     def select_samples(self, outputs: Sequence[str], count: int) -> tuple[ValidationSample, ...]:
         references = [" | ".join(list_references(reference)) for reference in self.references]
