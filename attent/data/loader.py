@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -177,11 +177,7 @@ class LoaderPosition(NamedTuple):
 START_POSITION = LoaderPosition(0, 0)
 
 
-class Pinnable(Protocol):
-    def pin_memory(self) -> Any: ...
-
-
-BatchT = TypeVar("BatchT", bound=Pinnable)
+BatchT = TypeVar("BatchT", bound=TensorBatch)
 
 
 class PrefetchLoader(Generic[BatchT]):

@@ -347,8 +347,7 @@ class Trainer:
         return nullcontext()
 
     def enable_cuda_graphs(self, capture: Capture) -> None:
-        is_simple = self.distributed.world_size == 1 and self.config.accumulate == 1
-        if is_simple and self.optimizer.fused:
+        if self.distributed.world_size == 1 and self.config.accumulate == 1:
             self.optimizer.use_lr_tensor()
             self.step_graphs = StepGraphCache(self.run_whole_step, self.distributed.device, capture)
 
