@@ -33,7 +33,7 @@ from attent.decoding.translator import Translator
 from attent.formatting import format_percent
 from attent.inspection.attention_trace import unpack_weights
 from attent.models import Seq2Seq
-from attent.models.folder import read_side_settings, write_side_settings
+from attent.models.folder import read_side_settings
 from attent.nn import AttentionRecord, get_attention_layers
 from attent.nn.eval_mode import eval_mode
 from attent.storage.errors import AttentError
@@ -136,10 +136,6 @@ class HeadStatsReport:
             values = {each.name: row["values"][each.name] for each in used}
             row["values"] = {key: value if value is None else round(value, 4) for key, value in values.items()}
         return {"sentences": self.sentences, "dataset": self.dataset, "columns": columns, "heads": rows}
-
-
-def save_head_stats(folder: Path, head_stats: HeadStatsReport) -> None:
-    write_side_settings(folder, HEAD_STATS_FILE, head_stats)
 
 
 def load_head_stats(folder: Path, model: nn.Module) -> HeadStatsReport | None:

@@ -29,9 +29,9 @@ from attent.inspection.head_stats import (
     measure_document_heads,
     measure_heads,
     measure_trace_heads,
-    save_head_stats,
 )
 from attent.models import Seq2Seq, shift_right
+from attent.models.folder import write_side_settings
 from attent.nn import get_attention_layers
 from attent.settings import SettingsError
 from attent.text.tokenizer import Tokenizer
@@ -468,7 +468,7 @@ def test_folder_stores_statistics_of_these_weights(tmp_path: Path) -> None:
     toy = model()
     found = measure_heads(Translator(toy, tokenizer()), PAIRS, dataset="a few pairs")
     assert load_head_stats(tmp_path, toy) is None
-    save_head_stats(tmp_path, found)
+    write_side_settings(tmp_path, module.HEAD_STATS_FILE, found)
     assert load_head_stats(tmp_path, toy) == found
     with torch.no_grad():
         toy.encoder.blocks[0].self_attn.query.weight[0, 0] += 1

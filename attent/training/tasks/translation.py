@@ -17,6 +17,7 @@ from attent.decoding.translator import Translator, translate_texts
 from attent.inspection import head_stats
 from attent.interop import load_as
 from attent.models import Seq2Seq, Seq2SeqConfig, presets
+from attent.models.folder import write_side_settings
 from attent.scoring.metrics import DEFAULT_METRIC, SELECTION_METRICS, make_metric
 from attent.storage.errors import AttentError
 from attent.storage.hub import locate_model
@@ -154,7 +155,7 @@ class TranslationTask(GenerationTask):
             save_measured_selection(out, select_by_agreement(model, self.tokenizer, sources, references, to=to))
         translator, pairs = Translator(model, self.tokenizer), zip(sources, references, strict=True)
         stats = head_stats.measure_heads(translator, pairs, to=to, dataset="the validation pairs")
-        head_stats.save_head_stats(out, stats)
+        write_side_settings(out, head_stats.HEAD_STATS_FILE, stats)
 
     def describe_data(self) -> base.DataSummary:
         store, splits, valid = self.prepared.store, self.prepared.splits, self.prepared.valid_store
