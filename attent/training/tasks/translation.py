@@ -200,19 +200,12 @@ def describe_translator(
 def describe_corpus(corpus: Corpus, part: CorpusPart) -> base.CorpusStats:
     summary = corpus.summary if isinstance(corpus, SyntheticCorpus) else None
     dropped = Counter(part.dropped) + Counter(summary.dropped if summary else {})
+    files = base.hash_files(corpus.file_names, [file.path for file in corpus.input_files if file.path])
     return base.CorpusStats(
         name=part.name,
         num_read=part.pairs + dropped.total(),
         num_used=part.pairs,
         dropped=tuple(dropped.items()),
-        files=(*((name, digest) for name, digest in (summary.files if summary else ())), *list_files(corpus)),
+        files=(*((name, digest) for name, digest in (summary.files if summary else ())), *files),
         weight=corpus.weight,
     )
-
-
-def list_files(corpus: Corpus) -> tuple[tuple[str, str], ...]:
-    """The files with checksums; without, if one has disappeared since it was read."""
-    try:
-        return base.hash_files(corpus.file_names, [Path(path) for path, *_ in corpus.fingerprint()])
-    except OSError:
-        return tuple((name, "") for name in corpus.file_names)
