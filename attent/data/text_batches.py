@@ -259,10 +259,6 @@ class TextLabeler:
         return LabeledBatch.from_labels(inputs, torch.from_numpy(labels), example_ids, per_token=False)
 
 
-def list_regular_ids(vocabulary_size: int, special_ids: Sequence[int]) -> Array:
-    return np.setdiff1d(np.arange(vocabulary_size), np.array(sorted(set(special_ids)), np.int64))
-
-
 @dataclass(frozen=True)
 class SpanCorruption:
     """Span corruption (T5, Raffel et al. 2020): spans of a text are replaced by sentinels and predicted in the target.
