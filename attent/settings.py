@@ -15,7 +15,6 @@ import json
 import math
 import reprlib
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_ar
 
 from attent.storage.atomic import write_atomic
 from attent.storage.errors import AttentError
+from attent.storage.manifest import reject_duplicate_keys
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -65,7 +65,7 @@ def decode_strict_json(text: str, parse_int: Callable[[str], int] = int) -> Any:
     """Decode JSON; a duplicate key or a number that is not finite raises a ValueError."""
     return json.loads(
         text,
-        object_pairs_hook=_reject_duplicate_keys,
+        object_pairs_hook=reject_duplicate_keys,
         parse_constant=_reject_constant,
         parse_float=_parse_finite_float,
         parse_int=parse_int,
@@ -453,14 +453,6 @@ def _parse_object(content: bytes, decode: Callable[[str], object], format_name: 
     raise _nesting_error(where)
 
 
-def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        duplicate, _ = Counter(name for name, _ in pairs).most_common()[0]
-        raise ValueError(f"duplicate key `{_truncate_text(duplicate)}`")
-    return data
-
-
 def _reject_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a finite number")
 
@@ -473,7 +465,7 @@ def _parse_finite_float(text: str) -> float:
 
 
 def _to_toml_data(config: DataclassInstance, base: object) -> dict[str, Any]:
-    """Return `to_dict` with each None omitted where it is the default, else replaced by the word "none"."""
+    """Return `to_dict` without None where it is the default; elsewhere `_format_toml` writes the word "none"."""
     base = base if isinstance(base, type(config)) else None
     data: dict[str, Any] = {}
     for name, field in _get_init_fields(type(config)).items():
@@ -481,16 +473,8 @@ def _to_toml_data(config: DataclassInstance, base: object) -> dict[str, Any]:
         if _is_dataclass(value):
             data[name] = _make_kind_tag(value, kind) | _to_toml_data(value, default)
         elif value is not None or default is not None:
-            data[name] = _replace_none(_to_plain(value, kind))
+            data[name] = _to_plain(value, kind)
     return data
-
-
-def _replace_none(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_replace_none(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _replace_none(item) for key, item in value.items()}
-    return NONE_WORD if value is None else value
 
 
 def _iter_toml_lines(data: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
@@ -509,8 +493,8 @@ def _format_toml(value: Any) -> str:
         return f"[{', '.join(map(_format_toml, value))}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_format_toml_key(key)} = {_format_toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, str | None):
+        return json.dumps(NONE_WORD if value is None else value, ensure_ascii=False).replace("\x7f", "\\u007f")
     writers: dict[type, Callable[[Any], str]] = {bool: lambda it: str(it).lower(), int: str, float: repr}
     if type(value) not in writers:
         raise SettingsError(f"TOML: cannot represent {_format_value(value)}; use numbers, strings, bools, tuples")

@@ -1,10 +1,18 @@
 """NumPy helpers for ragged arrays and seeded order, frugal because corpora have tens of millions of pairs."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+T = TypeVar("T")
+
+
+def select_evenly(items: Sequence[T], count: int) -> list[T]:
+    """Return at most `count` evenly spaced items: corpora are often sorted."""
+    count = min(count, len(items))
+    return [items[len(items) * i // count] for i in range(count)]
 
 
 def concatenate_ranges(starts: Array, lengths: Array) -> Array:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Self
@@ -28,7 +27,7 @@ from attent.data.formats.tsv import unquote_cell
 from attent.data.media_store import compute_media_key, prepare_media_store
 from attent.data.pairs import MAX_EXAMPLES, CorpusError, detect_split
 from attent.data.text_corpus import find_text_files, read_text_file
-from attent.storage.errors import AttentError
+from attent.storage.errors import AttentError, import_package
 from attent.text.language_tags import is_same_language
 
 STORE_VERSION = 2  # part of a store's key: raised when the same files give other samples
@@ -199,11 +198,7 @@ def _read_block(sound: Any, frames: int, name: str) -> Array:
 
 
 def _import_package(name: str, install: str = "'attent[audio]'") -> Any:
-    try:
-        return import_module(name)
-    except (ImportError, OSError) as error:  # OSError: the package is there, but its library is not
-        problem = f"reading recordings needs the package `{name}`, which is not installed"
-        raise AudioError(f"{problem}: pip install {install}") from error
+    return import_package(name, "reading recordings", install)
 
 
 # ---- corpora ---------------------------------------------------------------------------------------------------------
@@ -249,14 +244,12 @@ def choose_text_columns(source: str | None, target: str | None) -> tuple[str, ..
     return (*filter(None, own), *TEXT_COLUMNS)
 
 
-def find_recordings(data: str | Path | Any, text_columns: Sequence[str] = TEXT_COLUMNS) -> dict[str, list[Recording]]:
-    """Return the recordings of a corpus (a path, or a dataset of `datasets`) by train, valid and test.
+def find_recordings(data: str | Path, text_columns: Sequence[str] = TEXT_COLUMNS) -> dict[str, list[Recording]]:
+    """Return the recordings of a corpus by train, valid and test.
 
     Splits are recognized by the names of files and folders; a corpus without them is `train`. In a table with a header
     or a dataset, the text is the first of `text_columns` that is there.
     """
-    if not isinstance(data, str | Path):
-        return _read_dataset(data, text_columns)
     path = Path(data).expanduser()
     if path.is_dir():
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():

@@ -149,10 +149,8 @@ class BatchPlan:
         return len(self.batch_offsets) - 1
 
     def get_batch(self, index: int) -> tuple[Array, Array]:
-        """Return the pairs of a batch and their rows; none after the last batch."""
-        bounds = np.zeros(1, int)
-        if index < len(self):
-            bounds = self.row_offsets[self.batch_offsets[index] : self.batch_offsets[index + 1] + 1]
+        """Return the pairs of a batch and their rows."""
+        bounds = self.row_offsets[self.batch_offsets[index] : self.batch_offsets[index + 1] + 1]
         pair_ids = self.pair_ids[bounds[0] : bounds[-1]].astype(np.int64)
         return pair_ids, np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
 

@@ -22,7 +22,7 @@ from attent.data.file_hashes import stamp_file
 from attent.data.formats.streams import InputFile
 from attent.data.media_store import compute_media_key, prepare_media_store
 from attent.data.pairs import SPLIT_WORDS, CorpusError
-from attent.storage.errors import AttentError
+from attent.storage.errors import AttentError, import_package
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -264,12 +264,7 @@ def open_image(path: Path) -> Iterator[Any]:
 
 
 def import_pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        problem = "reading image files needs the package `pillow`, which is not installed"
-        raise ImageError(f"{problem}: pip install 'attent[images]' (idx files do not need it)") from error
-    return Image
+    return import_package("PIL.Image", "reading image files", "'attent[images]' (idx files do not need it)")
 
 
 def convert_to_pixels(image: Any, shape: ImageShape) -> Array:
@@ -358,7 +353,6 @@ def read_idx_split(split: IdxSplit, shape: ImageShape) -> ImageDataset:
 
 def prepare_files(split: FolderSplit, shape: ImageShape, root: Path) -> ImageDataset:
     """Decode image files. Bad ones are skipped, but each class must have one that can be read."""
-    import_pillow()
     versions = (f"{stamp_file(path)} {label}" for path, label in split.files)
     key = compute_media_key([STORE_VERSION, asdict(shape), split.classes], versions)
     paths = [path for path, _ in split.files]

@@ -6,10 +6,11 @@ communication, and the number of threads changes nothing. `batch_plan` decides w
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -70,16 +71,38 @@ class TokenBatch:
         return TokenBatch(ids, None, Packing(segments, positions, ends, self.packing.max_length), self.num_tokens)
 
 
-class FlatBatch:
-    """A batch whose tensors are copied as one, so that it takes a single transfer to the GPU."""
-
-    flat_tensor: Tensor | None  # all values; the other tensors are views of it
+@dataclass(frozen=True)
+class TensorBatch:
+    """A batch whose fields are tensors, token batches and values that stay on the host."""
 
     def tensors(self) -> list[Tensor]:
-        raise NotImplementedError
+        """Return all tensors, also those of token batches."""
+        values = (value for name, value in vars(self).items() if name != "flat_tensor")
+        groups = (value.tensors() if isinstance(value, TokenBatch) else [value] for value in values)
+        return [value for group in groups for value in group if isinstance(value, Tensor)]
 
-    def with_tensors(self, tensors: list[Tensor], flat_tensor: Tensor) -> Self:
-        raise NotImplementedError
+    def with_tensors(self, tensors: Iterable[Tensor]) -> Self:
+        """Replace all tensors, in the same order."""
+        remaining, changes = iter(tensors), dict[str, Any]()
+        for name, value in vars(self).items():
+            if isinstance(value, TokenBatch):
+                changes[name] = value.with_tensors(list(islice(remaining, len(value.tensors()))))
+            elif isinstance(value, Tensor) and name != "flat_tensor":
+                changes[name] = next(remaining)
+        return replace(self, **changes)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        return self.with_tensors(tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors())
+
+    def pin_memory(self) -> Self:
+        return self.with_tensors(tensor.pin_memory() for tensor in self.tensors())
+
+
+@dataclass(frozen=True)
+class FlatBatch(TensorBatch):
+    """A batch whose tensors are copied as one, so that it takes a single transfer to the GPU."""
+
+    flat_tensor: Tensor | None = field(default=None, kw_only=True)  # all values; the other tensors are views of it
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         return self._from_flat(self._flatten().to(device, non_blocking=non_blocking))
@@ -94,8 +117,8 @@ class FlatBatch:
     def _from_flat(self, flat_tensor: Tensor) -> Self:
         old = self.tensors()
         parts = flat_tensor.split([tensor.numel() for tensor in old])
-        views = [part.view(tensor.shape) for part, tensor in zip(parts, old, strict=True)]
-        return self.with_tensors(views, flat_tensor)
+        views = (part.view(tensor.shape) for part, tensor in zip(parts, old, strict=True))
+        return replace(self.with_tensors(views), flat_tensor=flat_tensor)
 
 
 @dataclass(frozen=True)
@@ -105,7 +128,6 @@ class PairBatch(FlatBatch):
     source: TokenBatch
     target: TokenBatch
     example_ids: Array  # indices of the pairs in the store, in row order
-    flat_tensor: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.target.ids)
@@ -144,14 +166,6 @@ class PairBatch(FlatBatch):
         ends = [0, *(self.target.packing.segments.amax(1) + 1).cumsum(0).tolist()]
         return PairBatch(source, target, self.example_ids[ends[start] : ends[stop]])
 
-    def tensors(self) -> list[Tensor]:
-        return [*self.source.tensors(), *self.target.tensors()]
-
-    def with_tensors(self, tensors: list[Tensor], flat_tensor: Tensor) -> Self:
-        half = len(tensors) // 2
-        source, target = self.source.with_tensors(tensors[:half]), self.target.with_tensors(tensors[half:])
-        return type(self)(source, target, self.example_ids, flat_tensor)
-
 
 class LoaderPosition(NamedTuple):
     """The whole state of a loader."""
@@ -163,21 +177,22 @@ class LoaderPosition(NamedTuple):
 START_POSITION = LoaderPosition(0, 0)
 
 
-class Pinnable(Protocol):
-    def pin_memory(self) -> Any: ...
-
-
-BatchT = TypeVar("BatchT", bound=Pinnable)
+BatchT = TypeVar("BatchT", bound=TensorBatch)
 
 
 class PrefetchLoader(Generic[BatchT]):
-    """Base of all loaders; subclasses define `num_batches` and `get_batch`, which several threads may call at once."""
+    """Base of all loaders; subclasses define `num_batches` and `build_batch`, which several threads may call."""
 
     def num_batches(self, epoch: int) -> int:
         raise NotImplementedError
 
-    def get_batch(self, epoch: int, batch_index: int) -> BatchT:
+    def build_batch(self, epoch: int, batch_index: int) -> BatchT:
         raise NotImplementedError
+
+    def get_batch(self, epoch: int, batch_index: int) -> BatchT:
+        if not 0 <= batch_index < self.num_batches(epoch):
+            raise IndexError(f"epoch {epoch} has {self.num_batches(epoch)} batches, so there is no batch {batch_index}")
+        return self.build_batch(epoch, batch_index)
 
     def describe_too_long(self, epoch: int = 0) -> str | None:
         """Describe the examples that are dropped or truncated, if there are any."""
@@ -318,9 +333,7 @@ class PairLoader(PrefetchLoader[PairBatch]):
         problem = f"{len(pairs):,} of {len(store):,} pairs have more than {limits} and are {action}"
         return f"{problem} (such as {examples}); raise `max_tokens` to keep more"
 
-    def get_batch(self, epoch: int, batch_index: int) -> PairBatch:
-        if not 0 <= batch_index < self.num_batches(epoch):
-            raise IndexError(f"epoch {epoch} has {self.num_batches(epoch)} batches, so there is no batch {batch_index}")
+    def build_batch(self, epoch: int, batch_index: int) -> PairBatch:
         data, shape, capacity = self.get_epoch(epoch), self.shape, self.shape.row_capacity
         pairs, rows = data.plan.get_batch(batch_index)
         fixed_shape: tuple[int, int | None] = (len(pairs), None)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,8 @@ def hold_out(
     if num_pairs < 1:
         raise CorpusError(f"the number of pairs to hold out must be 1 or more, but is {num_pairs}")
     scans = [_ScannedCorpus.scan(corpus) for corpus in corpora]
-    selection = _choose_held_out(_PairKeys.concatenate([scan.keys for scan in scans]), num_pairs, seed)
+    keys = np.concatenate([_hash_pairs([]), *(scan.keys for scan in scans)], 1)
+    selection = _choose_held_out(keys, num_pairs, seed)
     if selection is None:
         names = ", ".join(corpus.name for corpus in corpora)
         required = "at least 2 different sources with translations to hold out validation data"
@@ -76,26 +77,13 @@ def summarize_split(train: Sequence[Corpus], held_out: Sequence[Corpus]) -> str:
     return summary if is_disjoint else f"{summary}; targets repeat too often to be disjoint"
 
 
-class _PairKeys(NamedTuple):
-    source: KeyArray
-    target: KeyArray
+def _hash_pairs(pairs: Sequence[Pair]) -> KeyArray:
+    """Return the keys of the sources and of the targets, (2, N)."""
+    return np.stack([hash_folded_texts(texts) for texts in ([p.source for p in pairs], [p.target for p in pairs])])
 
-    @classmethod
-    def from_pairs(cls, pairs: Sequence[Pair]) -> Self:
-        source, target = [pair.source for pair in pairs], [pair.target for pair in pairs]
-        return cls(hash_folded_texts(source), hash_folded_texts(target))
 
-    @classmethod
-    def concatenate(cls, parts: "Sequence[_PairKeys]") -> Self:
-        source, target = zip(cls.from_pairs([]), *parts, strict=True)
-        return cls(np.concatenate(source), np.concatenate(target))
-
-    def select(self, selection: BoolArray | npt.NDArray[np.intp]) -> "_PairKeys":
-        return _PairKeys(self.source[selection], self.target[selection])
-
-    @property
-    def nonempty_mask(self) -> BoolArray:
-        return (self.source != EMPTY_KEY) & (self.target != EMPTY_KEY)
+def _find_nonempty(keys: KeyArray) -> BoolArray:
+    return (keys != EMPTY_KEY).all(0)
 
 
 def hash_folded_texts(texts: Sequence[str]) -> KeyArray:
@@ -116,20 +104,20 @@ class _ScannedCorpus:
     fingerprint: tuple[tuple[str, int, int], ...]
     is_pair: BoolArray
     is_bad_line: BoolArray
-    keys: _PairKeys
+    keys: KeyArray  # (2, N)
 
     @classmethod
     def scan(cls, corpus: Corpus) -> Self:
         """Read a corpus, or the part of it that an earlier split has left."""
         fingerprint = tuple(corpus.fingerprint())  # before reading, so that a change meanwhile is noticed
-        is_pair, keys = [np.empty(0, bool)], []
+        is_pair, keys = [np.empty(0, bool)], [_hash_pairs([])]
         entries = iter(replace(corpus, split=None))
         while chunk := list(islice(entries, CHUNK_LINES)):
             is_pair.append(np.fromiter((isinstance(entry, Pair) for entry in chunk), bool, len(chunk)))
-            keys.append(_PairKeys.from_pairs([entry for entry in chunk if isinstance(entry, Pair)]))
-        mask, all_keys = np.concatenate(is_pair), _PairKeys.concatenate(keys)
+            keys.append(_hash_pairs([entry for entry in chunk if isinstance(entry, Pair)]))
+        mask, all_keys = np.concatenate(is_pair), np.concatenate(keys, 1)
         is_member = np.frombuffer(corpus.split.membership, bool) if corpus.split else np.ones(len(mask), bool)
-        return cls(corpus, fingerprint, mask & is_member, ~mask & is_member, all_keys.select(is_member[mask]))
+        return cls(corpus, fingerprint, mask & is_member, ~mask & is_member, all_keys[:, is_member[mask]])
 
     def select_part(self, selection: "_HeldOutKeys", *, held_out: bool) -> Corpus:
         """Return the held-out or the training part of the corpus; bad lines belong to the latter."""
@@ -155,29 +143,29 @@ class _HeldOutKeys:
     exclude_targets: bool  # their targets are among the excluded texts
 
     @classmethod
-    def from_sources(cls, sources: KeyArray, keys: _PairKeys, *, exclude_targets: bool) -> Self:
+    def from_sources(cls, sources: KeyArray, keys: KeyArray, *, exclude_targets: bool) -> Self:
         sources = np.sort(sources)
         if not exclude_targets:
             return cls(sources, sources, exclude_targets)
-        texts = np.union1d(sources, keys.target[_is_in_sorted(keys.source, sources)])
+        texts = np.union1d(sources, keys[1, _is_in_sorted(keys[0], sources)])
         return cls(sources, texts[texts != EMPTY_KEY], exclude_targets)
 
-    def select_pairs(self, keys: _PairKeys, *, held_out: bool) -> BoolArray:
+    def select_pairs(self, keys: KeyArray, *, held_out: bool) -> BoolArray:
         """Return True for held-out pairs, or else for training pairs, which share no text with one."""
         if held_out:
-            return _is_in_sorted(keys.source, self.sources) & keys.nonempty_mask
-        is_excluded = _is_in_sorted(keys.source, self.excluded_texts)
-        return ~(is_excluded | _is_in_sorted(keys.target, self.excluded_texts) if self.exclude_targets else is_excluded)
+            return _is_in_sorted(keys[0], self.sources) & _find_nonempty(keys)
+        is_excluded = _is_in_sorted(keys[0], self.excluded_texts)
+        return ~(is_excluded | _is_in_sorted(keys[1], self.excluded_texts) if self.exclude_targets else is_excluded)
 
 
 def _is_in_sorted(keys: KeyArray, sorted_keys: KeyArray) -> BoolArray:
     return search_sorted(sorted_keys, keys)[1]
 
 
-def _choose_held_out(keys: _PairKeys, num_pairs: int, seed: int) -> _HeldOutKeys | None:
+def _choose_held_out(keys: KeyArray, num_pairs: int, seed: int) -> _HeldOutKeys | None:
     """Choose the sources to hold out; None if fewer than two. Targets may be shared only if there are too few."""
-    nonempty = keys.select(keys.nonempty_mask)
-    candidates = np.unique(nonempty.source)
+    sources = keys[0, _find_nonempty(keys)]
+    candidates = np.unique(sources)
     salt = np.frombuffer(blake2b(str(seed).encode(), digest_size=8).digest(), "<u8").astype(np.uint64)
     # Two rounds of splitmix64: an order that is the same everywhere, and for two sources whatever the others are.
     mixed = (candidates ^ salt) * np.uint64(0xBF58476D1CE4E5B9)
@@ -186,8 +174,8 @@ def _choose_held_out(keys: _PairKeys, num_pairs: int, seed: int) -> _HeldOutKeys
     if len(candidates) < 2:
         return None
     candidates = candidates[: max(CANDIDATES_PER_PAIR * num_pairs, MIN_CANDIDATES)]
-    sizes, total = _count_keys(candidates, nonempty.source), len(nonempty.source)
-    source_cost = _count_keys(candidates, keys.source)
+    sizes, total = _count_keys(candidates, sources), len(sources)
+    source_cost = _count_keys(candidates, keys[0])
     full_cost = source_cost + _count_shared_texts(candidates, keys)
     strict = _select_within_budget(sizes, full_cost, num_pairs, total)
     loose = _select_within_budget(sizes, source_cost, num_pairs, total)
@@ -209,20 +197,20 @@ def _count_keys(unique_keys: KeyArray, keys: KeyArray) -> CountArray:
     return counts
 
 
-def _count_shared_texts(sources: KeyArray, keys: _PairKeys) -> CountArray:
+def _count_shared_texts(sources: KeyArray, keys: KeyArray) -> CountArray:
     """Return for each source how many pairs of other sources would be excluded, twice if they share both texts."""
-    own = keys.select(_is_in_sorted(keys.source, np.sort(sources)) & keys.nonempty_mask)
-    _, first, count = np.unique(combine_keys(own.source, own.target), return_index=True, return_counts=True)
-    own = own.select(first)
-    texts = np.unique(np.concatenate([sources, own.target]))
-    same = keys.source[keys.source == keys.target]
-    occurrences = _count_keys(texts, keys.source) + _count_keys(texts, keys.target) - _count_keys(texts, same)
-    others = occurrences[np.searchsorted(texts, own.target)] - count
-    others[own.target == own.source] = 0  # its own pairs, and those with it as their target: counted below
+    is_own = _is_in_sorted(keys[0], np.sort(sources)) & _find_nonempty(keys)
+    _, first, count = np.unique(combine_keys(*keys[:, is_own]), return_index=True, return_counts=True)
+    own_sources, own_targets = keys[:, is_own][:, first]
+    texts = np.unique(np.concatenate([sources, own_targets]))
+    same = keys[0, keys[0] == keys[1]]
+    occurrences = _count_keys(texts, keys[0]) + _count_keys(texts, keys[1]) - _count_keys(texts, same)
+    others = occurrences[np.searchsorted(texts, own_targets)] - count
+    others[own_targets == own_sources] = 0  # its own pairs, and those with it as their target: counted below
     order = np.argsort(sources)
     cost = np.zeros(len(sources), np.int64)
-    np.add.at(cost, order[np.searchsorted(sources[order], own.source)], others)
-    return cost + occurrences[np.searchsorted(texts, sources)] - _count_keys(sources, keys.source)
+    np.add.at(cost, order[np.searchsorted(sources[order], own_sources)], others)
+    return cost + occurrences[np.searchsorted(texts, sources)] - _count_keys(sources, keys[0])
 
 
 def _select_within_budget(sizes: CountArray, costs: CountArray, num_pairs: int, total: int) -> CountArray:

@@ -39,7 +39,6 @@ class LabeledBatch(FlatBatch):
     per_token: bool  # `labels` has the shape of the token ids
     num_targets: int
     example_ids: Array
-    flat_tensor: Tensor | None = None
 
     @classmethod
     def from_labels(
@@ -69,16 +68,6 @@ class LabeledBatch(FlatBatch):
         labels = self.labels[start:stop, : inputs.ids.shape[1]] if self.per_token else self.labels[start:stop]
         positions = None if self.label_positions is None else self.label_positions[start:stop]
         return LabeledBatch.from_labels(inputs, labels, self.example_ids, positions, per_token=self.per_token)
-
-    def tensors(self) -> list[Tensor]:
-        positions = [] if self.label_positions is None else [self.label_positions]
-        return [self.labels, *positions, *self.inputs.tensors()]
-
-    def with_tensors(self, tensors: list[Tensor], flat_tensor: Tensor) -> Self:
-        labels, *others = tensors
-        positions = None if self.label_positions is None else others.pop(0)
-        inputs = self.inputs.with_tensors(others)
-        return type(self)(inputs, labels, positions, self.per_token, self.num_targets, self.example_ids, flat_tensor)
 
 
 class WindowLoader(PrefetchLoader[LabeledBatch]):
@@ -131,14 +120,14 @@ class WindowLoader(PrefetchLoader[LabeledBatch]):
     def num_batches(self, epoch: int) -> int:
         return -(-len(self.epoch_windows(epoch)[0]) // self.batch_rows)
 
-    def get_batch(self, epoch: int, batch_index: int) -> LabeledBatch:
+    def build_batch(self, epoch: int, batch_index: int) -> LabeledBatch:
         selection = slice(batch_index * self.batch_rows, (batch_index + 1) * self.batch_rows)
         starts, stops = (edges[selection] for edges in self.epoch_windows(epoch))
         if not self.fixed:  # fill up with empty rows, so that all batches have one shape
             starts, stops = (np.pad(edges, (0, self.batch_rows - len(edges))) for edges in (starts, stops))
-        return self._build_batch(starts, stops)
+        return self._cut_batch(starts, stops)
 
-    def _build_batch(self, starts: Array, stops: Array) -> LabeledBatch:
+    def _cut_batch(self, starts: Array, stops: Array) -> LabeledBatch:
         indices = starts[:, None] + np.arange(self.window_size)
         is_token = indices < stops[:, None]
         indices = np.where(is_token, indices, 0)
@@ -200,7 +189,7 @@ class TextLoader(PrefetchLoader[LabeledBatch]):
     def num_batches(self, epoch: int) -> int:
         return len(self.plans(epoch))
 
-    def get_batch(self, epoch: int, batch_index: int) -> LabeledBatch:
+    def build_batch(self, epoch: int, batch_index: int) -> LabeledBatch:
         indices, rows = self.plans(epoch).get_batch(batch_index)
         is_packed, capacity = self.shape.rows > 0, self.shape.row_capacity
         shape = (self.shape.rows, capacity.source) if is_packed else (max(1, len(indices)), None)
@@ -268,10 +257,6 @@ class TextLabeler:
         labels = np.full((len(layout.ids), texts_per_row), IGNORE_INDEX, np.int64)
         labels[layout.rows, layout.sentence_in_row()] = self.labels[example_ids]
         return LabeledBatch.from_labels(inputs, torch.from_numpy(labels), example_ids, per_token=False)
-
-
-def list_regular_ids(vocabulary_size: int, special_ids: Sequence[int]) -> Array:
-    return np.setdiff1d(np.arange(vocabulary_size), np.array(sorted(set(special_ids)), np.int64))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from attent.decoding.options import EngineName, SearchOptions
 from attent.decoding.translator import Translator
 from attent.formatting import format_count
 from attent.models import Seq2Seq
-from attent.models.folder import read_side_settings, write_side_settings
+from attent.models.folder import read_side_settings
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import Attention, get_attention_layers
 from attent.nn.attention import COMPILED_PREFIX
@@ -366,10 +366,6 @@ def copy_translator(translator: Translator, model: Seq2Seq, *, engine: EngineNam
         use_gpu_engine=translator._use_gpu_engine,
         notify=translator._notify_once,
     )
-
-
-def save_ablation(folder: Path, ablation: Ablation) -> None:
-    write_side_settings(folder, ABLATION_FILE, ablation)
 
 
 def load_ablation(folder: Path) -> Ablation | None:

@@ -19,7 +19,7 @@ from attent.formatting import escape_markdown, format_code, format_count
 from attent.inspection import ablate
 from attent.inspection.ablate import PART_KINDS, ModelPart, PartKind, find_part, list_parts
 from attent.models import Seq2Seq
-from attent.models.folder import read_side_file, write_side_file
+from attent.models.folder import read_side_file, write_side_file, write_side_settings
 from attent.models.pruning import remove_heads
 from attent.models.weights import save_model
 from attent.nn import Attention
@@ -206,7 +206,7 @@ class AblationJob:
         with explain_save_errors(self.folder, "ablation"):
             try:
                 for count, ablation in enumerate(self.meter.ablate(parts, previous)):
-                    ablate.save_ablation(self.folder, ablation)
+                    write_side_settings(self.folder, ablate.ABLATION_FILE, ablation)
                     if count:  # the first has what was measured before
                         done, effect = f"{len(ablation.effects):,} of {len(parts):,}", ablation.effects[-1]
                         self.notify(f"{done}: without {effect.part} {effect.bleu:.2f} BLEU, loss {effect.loss:.3f}")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from attent.data.arrays import select_evenly
 from attent.decoding.alignment import (
     WORD_START_MARKERS,
     TokenWordMap,
@@ -32,7 +33,7 @@ from attent.decoding.translator import Translator
 from attent.formatting import format_percent
 from attent.inspection.attention_trace import unpack_weights
 from attent.models import Seq2Seq
-from attent.models.folder import read_side_settings, write_side_settings
+from attent.models.folder import read_side_settings
 from attent.nn import AttentionRecord, get_attention_layers
 from attent.nn.eval_mode import eval_mode
 from attent.storage.errors import AttentError
@@ -137,10 +138,6 @@ class HeadStatsReport:
         return {"sentences": self.sentences, "dataset": self.dataset, "columns": columns, "heads": rows}
 
 
-def save_head_stats(folder: Path, head_stats: HeadStatsReport) -> None:
-    write_side_settings(folder, HEAD_STATS_FILE, head_stats)
-
-
 def load_head_stats(folder: Path, model: nn.Module) -> HeadStatsReport | None:
     report = read_side_settings(folder, HEAD_STATS_FILE, HeadStatsReport)
     return report if report is not None and report.weights_digest == compute_fingerprint(model) else None
@@ -176,7 +173,9 @@ def measure_heads(
         raise AttentError("`pairs` must be [(source, target), ...], at least one; read a file of them first")
     if not isinstance(model, Seq2Seq):
         raise AttentError("the heads of one model can be measured at a time, but this is an ensemble; give one folder")
-    sources, targets = zip(*(pairs[i] for i in sample_evenly(len(pairs), max_pairs)), strict=True)
+    if max_pairs < 1:
+        raise AttentError(f"`max_pairs` must be 1 or more, but is {max_pairs}")
+    sources, targets = zip(*select_evenly(pairs, max_pairs), strict=True)
     encoded = encode_pairs(model, tokenizer, sources, targets, to, min(batch_tokens, MAX_TOKENS))
     layers = get_attention_layers(model)
     accumulators = {path: HeadAccumulator(layer.heads) for path, layer in layers.items()}
@@ -195,14 +194,6 @@ def measure_heads(
         heads=tuple(describe_heads(accumulators)),
         weights_digest=compute_fingerprint(model),
     )
-
-
-def sample_evenly(count: int, max_count: int) -> list[int]:
-    """Return at most `max_count` evenly spaced indices: corpora are often sorted."""
-    if max_count < 1:
-        raise AttentError(f"`max_count` must be 1 or more, but is {max_count}")
-    size = min(count, max_count)
-    return [i * count // size for i in range(size)]
 
 
 class BatchKeyCategories:
@@ -559,7 +550,7 @@ def measure_trace_heads(layers: Iterable[Mapping[str, Any]], sides: Mapping[str,
             categories[kind] = categorize_layer_keys(layer, features, sides)
         shape = tuple(features[name].is_token.shape[1] for name in kind[:2])
         max_rows = MAX_QUERY_ROWS if math.prod(shape) > MAX_TOKENS**2 else max(shape)
-        rows = torch.tensor(sample_evenly(shape[0], max(1, max_rows)), dtype=torch.long)
+        rows = torch.tensor(select_evenly(range(shape[0]), max(1, max_rows)), dtype=torch.long)
         weights = unpack_weights(layer, shape[1], rows)
         accumulators[layer["path"]] = accumulator = HeadAccumulator(weights.shape[0])
         if weights.numel():

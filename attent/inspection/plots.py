@@ -15,7 +15,7 @@ from torch import Tensor
 from attent.formatting import escape_invisible
 from attent.inspection.attention_trace import format_token, unpack_weights
 from attent.storage.atomic import write_output
-from attent.storage.errors import AttentError
+from attent.storage.errors import AttentError, import_package
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,10 +42,7 @@ RC_PARAMS: dict[Any, Any] = {
 
 @contextmanager
 def plot_context(texts: Iterable[str]) -> Iterator[None]:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise AttentError("figures need matplotlib, which is not installed: pip install 'attent[viz]'") from error
+    matplotlib = import_package("matplotlib", "a figure", "'attent[viz]'")
     with matplotlib.rc_context({**RC_PARAMS, "font.family": select_fonts(frozenset("".join(texts)))}):
         yield
 

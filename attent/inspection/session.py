@@ -31,6 +31,7 @@ from attent.inspection.inspectors.seq2seq import TranslationInspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.interop import load
 from attent.models import CausalLM, Seq2Seq, VisionTransformer
+from attent.models.folder import write_side_settings
 from attent.nn import AudioConfig
 from attent.nn.devices import choose_device
 from attent.scoring.pipeline import read_test_set
@@ -170,7 +171,7 @@ def measure_head_stats(
     inspector.head_stats = stats.to_document()
     try:
         with explain_save_errors(folder.expanduser(), "head statistics"):
-            head_stats.save_head_stats(folder.expanduser(), stats)
+            write_side_settings(folder.expanduser(), head_stats.HEAD_STATS_FILE, stats)
     except FolderError as error:  # a read-only folder must not prevent the page
         warn(str(error))
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from attent.storage.errors import AttentError
+from attent.storage.errors import AttentError, import_package
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacreMetric
@@ -62,10 +62,7 @@ def _build_tokenized_bleu(tokenize: str, per_sentence: bool, language: str | Non
     """BLEU after Multi30k's own script: lowercase.perl, normalize-punctuation.perl, tokenizer.perl."""
     from attent.text.language_tags import get_primary_subtag
 
-    try:
-        import sacremoses
-    except ModuleNotFoundError as error:
-        raise ScoreError("bleu-lc-tok needs sacremoses, which is not installed: pip install 'attent[moses]'") from error
+    sacremoses = import_package("sacremoses", "bleu-lc-tok", "'attent[moses]'")
     if language is None:
         raise ScoreError("bleu-lc-tok must know the one language of the references, but does not; give it: --tgt de")
     moses_language = get_primary_subtag(language)
@@ -112,11 +109,9 @@ def _build_rouge(tokenize: str, per_sentence: bool, language: str | None, kind: 
     """
     from importlib.metadata import version
 
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ModuleNotFoundError as error:
-        raise ScoreError("ROUGE needs rouge-score, which is not installed: pip install 'attent[rouge]'") from error
-    scorer = RougeScorer([kind], use_stemmer=True)
+    scorer = import_package("rouge_score.rouge_scorer", "ROUGE", "'attent[rouge]'").RougeScorer(
+        [kind], use_stemmer=True
+    )
     return _build_ratio(
         lambda output, references: (scorer.score_multi(references, output)[kind].fmeasure, 1),
         {"stem": "porter", "version": f"rouge-score-{version('rouge-score')}"},
@@ -422,12 +417,6 @@ SIGMA = 6.0  # of the penalty for another length than the reference's, in words
 Ngram = tuple[str, ...]
 
 
-class CaptionVector(NamedTuple):
-    weights: list[dict[Ngram, float]]  # TF-IDF of each n-gram, by their order
-    norms: list[float]
-    num_words: int
-
-
 class CiderScorer:
     """CIDEr-D (Vedantam et al. 2015): captions against references by n-grams, rare ones counting most."""
 
@@ -436,37 +425,32 @@ class CiderScorer:
         self.num_documents, self.document_counts = 0, Counter[Ngram]()
 
     def count_documents(self, references: Iterable[Sequence[str]]) -> None:
-        documents = [set(chain.from_iterable(map(self._count_ngrams, texts))) for texts in references]
+        documents = [{ngram for text in texts for ngram in count_ngrams(self.tokenize(text))} for texts in references]
         self.num_documents, self.document_counts = len(documents), Counter(chain.from_iterable(documents))
 
     def score(self, output: str, references: Sequence[str]) -> float:
         """Return the mean similarity to the references, from 0 to 1 (equation 7, without its factor of 10)."""
-        vector = self._vectorize(output)
-        return sum(compute_similarity(vector, self._vectorize(text)) for text in references) / len(references)
+        words = self.tokenize(output)
+        return sum(self._compute_similarity(words, self.tokenize(text)) for text in references) / len(references)
 
-    def _vectorize(self, text: str) -> CaptionVector:
+    def _compute_similarity(self, output: list[str], reference: list[str]) -> float:
+        """Return the mean over orders of the cosine, with n-gram counts clipped, times the penalty for the length."""
+        cosines = 0.0
+        for weights, others in zip(self._weigh_ngrams(output), self._weigh_ngrams(reference), strict=True):
+            if norms := math.hypot(*weights.values()) * math.hypot(*others.values()):
+                shared = [ngram for ngram in weights if ngram in others]
+                cosines += sum(min(weights[ngram], others[ngram]) * others[ngram] for ngram in shared) / norms
+        return cosines / MAX_ORDER * math.exp(-((len(output) - len(reference)) ** 2) / (2 * SIGMA**2))
+
+    def _weigh_ngrams(self, words: list[str]) -> list[dict[Ngram, float]]:
+        """Return the TF-IDF of each n-gram, by their order."""
         weights: list[dict[Ngram, float]] = [{} for _ in range(MAX_ORDER)]
-        for ngram, count in self._count_ngrams(text).items():
+        for ngram, count in count_ngrams(words).items():
             rarity = math.log(max(1, self.num_documents) / max(1, self.document_counts[ngram]))
             weights[len(ngram) - 1][ngram] = count * rarity
-        norms = [math.hypot(*of_order.values()) for of_order in weights]
-        return CaptionVector(weights, norms, len(self.tokenize(text)))
-
-    def _count_ngrams(self, text: str) -> Counter[Ngram]:
-        words = self.tokenize(text)
-        orders = range(1, MAX_ORDER + 1)
-        return Counter(tuple(words[start : start + n]) for n in orders for start in range(len(words) - n + 1))
+        return weights
 
 
-def compute_similarity(output: CaptionVector, reference: CaptionVector) -> float:
-    """Return the mean over orders of the cosine, with n-gram counts clipped, times the penalty for the length."""
-    cosines = 0.0
-    rows = zip(output.weights, reference.weights, output.norms, reference.norms, strict=True)
-    for weights, others, norm, other in rows:
-        if norm and other:
-            shared = sum(
-                min(weight, others[ngram]) * others[ngram] for ngram, weight in weights.items() if ngram in others
-            )
-            cosines += shared / (norm * other)
-    difference = output.num_words - reference.num_words
-    return cosines / MAX_ORDER * math.exp(-(difference**2) / (2 * SIGMA**2))
+def count_ngrams(words: list[str]) -> Counter[Ngram]:
+    orders = range(1, MAX_ORDER + 1)
+    return Counter(tuple(words[start : start + n]) for n in orders for start in range(len(words) - n + 1))

@@ -1,5 +1,8 @@
 """The base of all errors that a user can correct: each message names the file and says what to do."""
 
+from importlib import import_module
+from typing import Any
+
 
 class AttentError(ValueError):
     """A mistake of the user, or input that cannot be used. A notebook shows its message without a traceback.
@@ -21,3 +24,12 @@ class StorageError(AttentError):
 
 class FolderError(StorageError):
     """A model folder or checkpoint that cannot be read or written."""
+
+
+def import_package(module: str, purpose: str, install: str) -> Any:
+    """Import an optional package; `purpose` begins the sentence that says how to install it."""
+    try:
+        return import_module(module)
+    except (ImportError, OSError) as error:  # OSError: the package is there, but its library is not
+        name = module.partition(".")[0]
+        raise AttentError(f"{purpose} needs {name}, which is not installed: pip install {install}") from error

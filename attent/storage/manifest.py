@@ -5,10 +5,12 @@ import hashlib
 import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from attent.storage.atomic import is_same_file, is_stream, write_synced
 from attent.storage.errors import FolderError
@@ -44,7 +46,7 @@ def read_manifest(path: Path, label: str = "model") -> dict[str, ManifestEntry]:
     if status.st_size > MAX_MANIFEST_BYTES:
         raise FolderError(f"{path}: is damaged: it has {status.st_size} bytes; copy the {label} again")
     try:
-        data = json.loads(path.read_bytes().decode(), object_pairs_hook=_reject_duplicate_keys)
+        data = json.loads(path.read_bytes().decode(), object_pairs_hook=reject_duplicate_keys)
     except (ValueError, RecursionError) as error:
         raise FolderError(
             f"{path}: is not valid JSON: {error}; the manifest is damaged: copy the {label} again"
@@ -65,10 +67,11 @@ def read_manifest(path: Path, label: str = "model") -> dict[str, ManifestEntry]:
     return entries
 
 
-def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
-        raise ValueError("a key occurs twice")
+        duplicate, _ = Counter(name for name, _ in pairs).most_common()[0]
+        raise ValueError(f"duplicate key `{duplicate:.80}`")
     return data
 
 

@@ -136,12 +136,8 @@ def limit_process(size: int) -> None:
 
 
 def main(size: str, out: str, *pickles: str) -> None:
-    import torch
-
-    from attent.storage.tensor_files import untie_tensors, write_safetensors
-
     limit_process(int(size))
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in pickles:
         is_zip = zipfile.is_zipfile(path)  # files of torch before 1.6 are not, and cannot be mapped
         tensors |= torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)  # noqa: TID251 - tensors only

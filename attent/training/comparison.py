@@ -20,6 +20,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attent import __version__, settings
+from attent.data.arrays import select_evenly
 from attent.data.pairs import CorpusError
 from attent.data.token_store import TokenStore
 from attent.decoding.options import SearchOptions
@@ -46,7 +47,7 @@ from attent.training.events import (
     read_events,
 )
 from attent.training.hardware import activate_device, get_device_name
-from attent.training.tasks.base import RunContext, select_evenly
+from attent.training.tasks.base import RunContext
 from attent.training.tasks.translation_data import PreparedData, build_train_batches, prepare_data, read_eval_set
 
 TABLE3_FILE = Path(__file__).with_name("table3.toml")

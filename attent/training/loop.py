@@ -347,8 +347,7 @@ class Trainer:
         return nullcontext()
 
     def enable_cuda_graphs(self, capture: Capture) -> None:
-        is_simple = self.distributed.world_size == 1 and self.config.accumulate == 1
-        if is_simple and self.optimizer.fused:
+        if self.distributed.world_size == 1 and self.config.accumulate == 1:
             self.optimizer.use_lr_tensor()
             self.step_graphs = StepGraphCache(self.run_whole_step, self.distributed.device, capture)
 
@@ -739,10 +738,11 @@ class Trainer:
         self.start_clocks()
         self.last_saved = (self.state.step, self.state.last_validated_step)
 
+    @torch.no_grad()
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         folder.check_tensors({name: p.shape for name, p in self.parameters.items()}, tensors, self.state_dir)
         for name, parameter in self.parameters.items():
-            copy_into(parameter, tensors[name])
+            parameter.copy_(distribute_like(tensors[name], parameter))
 
 
 def clone_tensors(saved: Checkpoint) -> Checkpoint:
@@ -758,11 +758,6 @@ def clone_tensors(saved: Checkpoint) -> Checkpoint:
         return copy_all(Tensor.clone)
     except torch.OutOfMemoryError:
         return copy_all(Tensor.cpu)
-
-
-@torch.no_grad()
-def copy_into(target: Tensor, value: Tensor) -> None:
-    target.copy_(distribute_like(value, target))
 
 
 def write_model(

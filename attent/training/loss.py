@@ -132,7 +132,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         token_mask: Tensor | None,
         options: _LossOptions,
     ) -> tuple[Tensor, Tensor]:
-        dtypes = (options.dtype if options.use_kernel else options.accumulate_dtype, *[options.accumulate_dtype] * 2)
+        dtypes = (options.dtype, options.accumulate_dtype, options.accumulate_dtype)
         inputs = (states, weight, bias)
         grads = _Gradients(
             *(
@@ -140,8 +140,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 for like, dtype, needed in zip(inputs, dtypes, ctx.needs_input_grad[:3], strict=True)
             )
         )
-        work = _compute_with_kernel if options.use_kernel else _compute_with_torch
-        loss, plain = work(_LossInputs(states, weight, bias, targets, token_mask), options, grads)
+        loss, plain = _compute_sums(_LossInputs(states, weight, bias, targets, token_mask), options, grads).unbind()
         ctx.save_for_backward(*grads)
         ctx.dtypes = [None if like is None else like.dtype for like in inputs]
         ctx.mark_non_differentiable(plain)
@@ -163,126 +162,87 @@ class _Gradients(NamedTuple):
     bias: Tensor | None  # (V,)
 
 
-def _compute_with_kernel(inputs: _LossInputs, options: _LossOptions, grads: _Gradients) -> tuple[Tensor, Tensor]:
-    """Matrix products with cuBLAS, softmax and gradients with our kernel."""
-    from attent.nn.kernels.cross_entropy import cross_entropy_inplace, rdrop_inplace
-
+def _compute_sums(inputs: _LossInputs, options: _LossOptions, grads: _Gradients) -> Tensor:
+    """Return the loss and the plain cross-entropy (2,), and add to the gradients, chunk by chunk."""
     states, weight, bias, targets, token_mask = inputs
     vocab, dtype = len(weight), options.dtype
-    weight = pad_vocab_rows(weight.to(dtype))
-    bias = None if bias is None else pad_vocab_rows(bias.to(dtype))
-    sums = torch.zeros(2, dtype=torch.float32, device=states.device)
+    weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+    if options.use_kernel:
+        weight, bias = pad_vocab_rows(weight), None if bias is None else pad_vocab_rows(bias)
+    compute_gradients = _compute_with_kernel if options.use_kernel else _compute_with_torch
+    sums = torch.zeros(2, dtype=options.accumulate_dtype, device=states.device)
     for start in range(0, len(targets), options.chunk_size):
         part = slice(start, start + options.chunk_size)
         chunk, mask = states[:, part].to(dtype), None if token_mask is None else token_mask[part]
         if mask is not None:  # NaN in padding must not reach the weight's gradient
             chunk = chunk.masked_fill(~mask[:, None], 0)
-        logits = F.linear(chunk, weight, bias)
-        if len(states) == 2:
-            losses = rdrop_inplace(logits, targets[part], mask, vocab, options.smoothing, options.alpha)
-        else:
-            losses = cross_entropy_inplace(logits[0], targets[part], mask, vocab, options.smoothing)
+        losses, logits_grad = compute_gradients(F.linear(chunk, weight, bias), targets[part], mask, vocab, options)
         sums += losses.sum(1)
         if grads.states is not None:
-            for logits_grad, states_grad in zip(logits, grads.states, strict=True):
-                torch.mm(logits_grad, weight, out=states_grad[part])
-        logits = logits.flatten(0, 1)
+            for pass_grad, states_grad in zip(logits_grad, grads.states, strict=True):
+                torch.mm(pass_grad, weight, out=states_grad[part])
+        logits_grad = logits_grad.flatten(0, 1)
         if grads.weight is not None:
-            _add_matmul(grads.weight, logits.T[:vocab], chunk.flatten(0, 1))
+            _add_matmul(grads.weight, logits_grad.T[:vocab], chunk.flatten(0, 1))
         if grads.bias is not None:
-            grads.bias.add_(logits[:, :vocab].sum(0, dtype=torch.float32))
-    return sums[0], sums[1]
+            grads.bias.add_(logits_grad[:, :vocab].sum(0, dtype=options.accumulate_dtype))
+    return sums
 
 
-def _compute_with_torch(inputs: _LossInputs, options: _LossOptions, grads: _Gradients) -> tuple[Tensor, Tensor]:
-    states, weight, bias, targets, token_mask = inputs
-    layer = _OutputLayer(weight.to(options.dtype), None if bias is None else bias.to(options.dtype), options)
-    loss, plain = (torch.zeros((), dtype=options.accumulate_dtype, device=states.device) for _ in range(2))
-    for start in range(0, len(targets), options.chunk_size):
-        part = slice(start, start + options.chunk_size)
-        chunk = _Chunk.from_tokens(
-            states[:, part].to(options.dtype), targets[part], None if token_mask is None else token_mask[part]
-        )
-        chunk_loss, chunk_plain, stats = layer.compute_sums(chunk)
-        loss += chunk_loss
-        plain += chunk_plain
-        if any(grad is not None for grad in grads):
-            layer.add_gradients(grads, part, chunk, stats)
-    if grads.weight is not None:
-        grads.weight.add_(layer.uniform_row_grad)
-    return loss, plain
+def _compute_with_kernel(
+    logits: Tensor, targets: Tensor, mask: Tensor | None, vocab: int, options: _LossOptions
+) -> tuple[Tensor, Tensor]:
+    from attent.nn.kernels.cross_entropy import cross_entropy_inplace, rdrop_inplace
+
+    if len(logits) == 2:
+        return rdrop_inplace(logits, targets, mask, vocab, options.smoothing, options.alpha), logits
+    return cross_entropy_inplace(logits[0], targets, mask, vocab, options.smoothing), logits
 
 
-class _Chunk(NamedTuple):
-    states: Tensor  # (P, n, E)
-    targets: Tensor  # (P, n, 1)
-    token_weights: Tensor  # (n,) 1, or 0 for padding
-    padding: Tensor | None  # (n, 1)
+def _compute_with_torch(
+    logits: Tensor, targets: Tensor, mask: Tensor | None, vocab: int, options: _LossOptions
+) -> tuple[Tensor, Tensor]:
+    """(P, n, V) logits, which are overwritten -> the loss and plain cross-entropy of each token (2, n), and the
+    gradient of the loss with respect to the logits (P, n, V), unless none is needed."""
+    smoothing, dtype, kl = options.smoothing, options.accumulate_dtype, None
+    columns = targets.expand(len(logits), -1)[..., None]
+    mean_logits = logits.mean(-1, dtype=dtype) if smoothing else 0.0
+    log_ratio = logits[0].to(dtype) - logits[1] if options.alpha else None  # log p - log q
+    probs, target_logits, log_total = softmax_inplace(logits, columns, dtype)
+    plain = log_total - target_logits
+    loss = ((1 - smoothing) * plain + smoothing * (log_total - mean_logits)).mean(0)
+    if log_ratio is not None:
+        log_ratio.sub_((log_total[0] - log_total[1])[:, None])
+        kl = torch.stack([(probs[0] * log_ratio).sum(-1), -(probs[1] * log_ratio).sum(-1)])
+        loss = loss + options.alpha / 4 * kl.sum(0)
+    losses = torch.stack([loss, plain.mean(0)])
+    if mask is not None:
+        losses = losses.masked_fill(~mask, 0)
+    if not options.needs_grad:
+        return losses, probs
+    grad = _compute_logit_gradients(probs, columns, log_ratio, kl, options)
+    return losses, (grad if mask is None else grad.masked_fill_(~mask[:, None], 0)).to(options.dtype)
 
-    @classmethod
-    def from_tokens(cls, states: Tensor, targets: Tensor, token_mask: Tensor | None) -> "_Chunk":
-        expanded = targets.expand(len(states), -1)[..., None]
-        sum_dtype = torch.promote_types(states.dtype, torch.float32)
-        if token_mask is None:
-            return cls(states, expanded, torch.ones(len(targets), dtype=sum_dtype, device=states.device), None)
-        padding = ~token_mask[:, None]
-        # NaN in padding must not reach the sums; zeros do not change the weight's gradient.
-        return cls(states.masked_fill(padding, 0), expanded, token_mask.to(sum_dtype), padding)
 
+def _compute_logit_gradients(
+    probs: Tensor, columns: Tensor, log_ratio: Tensor | None, kl: Tensor | None, options: _LossOptions
+) -> Tensor:
+    """Overwrite the probabilities (P, n, V) with the gradient of the loss with respect to the logits.
 
-class _SoftmaxStats(NamedTuple):
-    probs: Tensor  # (P, n, V) probabilities
-    log_ratio: Tensor | None  # (n, V) with two passes: log p - log q
-    kl: Tensor | None  # (2, n) KL(P || Q), KL(Q || P)
-
-
-class _OutputLayer:
-    """Linear layer, softmax and loss of a chunk.
-
-    The uniform part of label smoothing, smoothing / V per word, needs only the mean logit, which is the states times
-    the mean row of the weight; so it takes no pass over (n, V).
+    Cross-entropy: p, minus 1 - smoothing at the target and smoothing / V everywhere. With respect to P's logits,
+    KL(P || Q) has the gradient p (log p - log q - KL(P || Q)), and KL(Q || P) has p - q.
     """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, options: _LossOptions) -> None:
-        self.weight, self.bias, self.options = weight, bias, options
-        self.mean_row = weight.mean(0, dtype=options.accumulate_dtype)  # (E,)
-        self.mean_bias = 0.0 if bias is None else bias.mean(dtype=options.accumulate_dtype)
-        # The gradient of the uniform part, the same for each row of the weight.
-        self.uniform_row_grad = torch.zeros_like(self.mean_row)
-
-    def compute_sums(self, chunk: _Chunk) -> tuple[Tensor, Tensor, _SoftmaxStats]:
-        """Return the loss, the plain cross-entropy, and the softmax for the gradients."""
-        options = self.options
-        logits = F.linear(chunk.states, self.weight, self.bias)
-        log_ratio = logits[0].to(options.accumulate_dtype) - logits[1] if options.alpha else None
-        probs, target_logits, log_total = softmax_inplace(logits, chunk.targets, options.accumulate_dtype)
-        plain = log_total - target_logits  # (P, n)
-        uniform = log_total - (chunk.states.to(options.accumulate_dtype) @ self.mean_row + self.mean_bias)
-        loss = ((1 - options.smoothing) * plain + options.smoothing * uniform).mean(0)
-        kl = None
-        if log_ratio is not None:
-            log_ratio.sub_((log_total[0] - log_total[1])[:, None])
-            kl = torch.stack([(probs[0] * log_ratio).sum(-1), -(probs[1] * log_ratio).sum(-1)])
-            loss = loss + options.alpha / 4 * kl.sum(0)
-        return loss @ chunk.token_weights, plain.mean(0) @ chunk.token_weights, _SoftmaxStats(probs, log_ratio, kl)
-
-    def add_gradients(self, grads: _Gradients, part: slice, chunk: _Chunk, stats: _SoftmaxStats) -> None:
-        options, passes = self.options, len(stats.probs)
-        uniform_weight = options.smoothing / passes
-        logits_grad = _compute_logit_gradients(stats, chunk.targets, options)
-        if grads.bias is not None:
-            bias_grad = (chunk.token_weights @ logits_grad).sum(0)
-            grads.bias.add_(bias_grad - options.smoothing / len(grads.bias) * chunk.token_weights.sum())
-        logits_grad = logits_grad.to(options.dtype)
-        if grads.states is not None:
-            states_grad = (logits_grad @ self.weight).to(options.accumulate_dtype).sub_(uniform_weight * self.mean_row)
-            grads.states[:, part] = states_grad if chunk.padding is None else states_grad.masked_fill_(chunk.padding, 0)
-        if grads.weight is not None:
-            states = chunk.states.flatten(0, 1)
-            _add_matmul(grads.weight, logits_grad.flatten(0, 1).T, states)
-            self.uniform_row_grad.sub_(
-                uniform_weight / len(grads.weight) * states.sum(0, dtype=options.accumulate_dtype)
-            )
+    grad, passes, divergence = probs, len(probs), None
+    if log_ratio is not None and kl is not None:
+        signed = torch.stack([log_ratio, -log_ratio]).sub_(kl[..., None])
+        divergence = signed.mul_(probs).add_(probs).sub_(probs.flip(0))
+    if options.smoothing:
+        grad.sub_(options.smoothing / probs.shape[-1])
+    if passes > 1:
+        grad.div_(passes)
+    if divergence is not None:
+        grad.add_(divergence, alpha=options.alpha / 4)
+    return grad.scatter_add_(-1, columns, grad.new_full((), (options.smoothing - 1) / passes).expand(columns.shape))
 
 
 def softmax_inplace(logits: Tensor, targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -305,23 +265,6 @@ def softmax_inplace(logits: Tensor, targets: Tensor, dtype: torch.dtype) -> tupl
 def pad_vocab_rows(rows: Tensor) -> Tensor:
     missing = -len(rows) % VOCAB_ALIGNMENT
     return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows
-
-
-def _compute_logit_gradients(stats: _SoftmaxStats, targets: Tensor, options: _LossOptions) -> Tensor:
-    """Gradient of the loss without its uniform part with respect to the logits; overwrites `probs` (P, n, V).
-
-    Cross-entropy: p, minus 1 - smoothing at the target. With respect to P's logits, KL(P || Q) has the gradient
-    p (log p - log q - KL(P || Q)), and KL(Q || P) has p - q.
-    """
-    grad, passes, divergence = stats.probs, len(stats.probs), None
-    if stats.log_ratio is not None and stats.kl is not None:
-        signed = torch.stack([stats.log_ratio, -stats.log_ratio]).sub_(stats.kl[..., None])
-        divergence = signed.mul_(grad).add_(grad).sub_(grad.flip(0))
-    if passes > 1:
-        grad.div_(passes)
-    if divergence is not None:
-        grad.add_(divergence, alpha=options.alpha / 4)
-    return grad.scatter_add_(-1, targets, grad.new_full((), (options.smoothing - 1) / passes).expand(targets.shape))
 
 
 def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:

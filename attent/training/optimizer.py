@@ -1,7 +1,7 @@
 """The learning rate as a pure function of the step, and the optimizer: the paper's Adam or AdamW.
 
-torch's fused optimizers are used where they exist; they skip steps with a non-finite gradient on the device
-(`found_inf`), without a host synchronization.
+torch's fused optimizers skip steps with a non-finite gradient on the device (`found_inf`), without a host
+synchronization.
 """
 
 import math
@@ -38,8 +38,7 @@ class AdamOptimizer:
 
     def __init__(self, parameters: NamedParameters, config: TrainConfig) -> None:
         self.parameters = parameters
-        self.fused = all(p.device.type in ("cuda", "cpu", "mps") and p.is_floating_point() for p in parameters.values())
-        self.optimizer = _build_optimizer(parameters, config, self.fused)
+        self.optimizer = _build_optimizer(parameters, config)
         self.lr_tensor: Tensor | None = None
 
     def set_lr(self, lr: float) -> None:
@@ -50,10 +49,6 @@ class AdamOptimizer:
             group["lr"] = lr
 
     def update_weights(self, found_inf: Tensor) -> None:
-        if not self.fused:
-            if not found_inf.item():
-                self.optimizer.step()
-            return
         capturing = found_inf.is_cuda and torch.cuda.is_current_stream_capturing()
         for group in self.optimizer.param_groups:
             group["capturable"] = capturing  # torch requires the flag, but only during capture
@@ -89,7 +84,7 @@ class AdamOptimizer:
             }
 
 
-def _build_optimizer(parameters: NamedParameters, config: TrainConfig, fused: bool) -> torch.optim.Optimizer:
+def _build_optimizer(parameters: NamedParameters, config: TrainConfig) -> torch.optim.Optimizer:
     optimizer_class = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     decay = config.weight_decay if config.optimizer == "adamw" else 0.0
     groups = [
@@ -100,7 +95,7 @@ def _build_optimizer(parameters: NamedParameters, config: TrainConfig, fused: bo
         for matrix in (True, False)
     ]
     groups = [group for group in groups if group["params"]]
-    return optimizer_class(groups, lr=1e-3, betas=config.betas, eps=config.eps, fused=fused)
+    return optimizer_class(groups, lr=1e-3, betas=config.betas, eps=config.eps, fused=True)
 
 
 def compute_grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from attent.formatting import format_count
 from attent.scoring.metrics import format_metrics
+from attent.storage.errors import import_package
 from attent.training.events import LOG_FILE, Progress, Validated, read_events
 from attent.training.loop import StopReason
-from attent.training.run_options import TrainError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -43,11 +43,8 @@ class TrainResult:
 
     def to_frame(self) -> "DataFrame":
         """`history` as a pandas data frame with the step as its index."""
-        try:
-            from pandas import DataFrame
-        except ImportError:
-            raise TrainError("`to_frame` needs pandas, which is not installed: pip install pandas") from None
-        return DataFrame(self.history or {"step": []}).set_index("step")
+        frame: DataFrame = import_package("pandas", "`to_frame`", "pandas").DataFrame(self.history or {"step": []})
+        return frame.set_index("step")
 
     def __repr__(self) -> str:
         return "\n".join([*self._describe(), "", self._next_code])

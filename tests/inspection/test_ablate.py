@@ -36,7 +36,7 @@ from attent.inspection.ablate import (
 from attent.inspection.ablation_run import AblationJob, AblationResult, PruneSelection
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
-from attent.models.folder import write_side_file
+from attent.models.folder import write_side_file, write_side_settings
 from attent.nn import StackConfig
 from attent.scoring import pipeline
 from attent.scoring.metrics import MetricScore
@@ -174,7 +174,7 @@ def test_interrupted_ablation_resumes(
     )
 
     for unfinished in AblationMeter(translator=translator, data=SAMPLE, search=SEARCH).ablate(parts):
-        ablations.save_ablation(tmp_path, unfinished)
+        write_side_settings(tmp_path, ablations.ABLATION_FILE, unfinished)
         if len(unfinished.effects) == 2:
             break
     assert measured_parts == [(), (parts[0],), (parts[1],)]
@@ -212,7 +212,7 @@ def test_results_under_other_conditions_are_not_reused(translator: Translator, m
 def test_folder_stores_ablation_of_these_weights(translator: Translator, model: Seq2Seq, tmp_path: Path) -> None:
     assert ablations.load_matching_ablation(tmp_path, model) is None
     ablation = measure_ablation(translator, [HEAD])
-    ablations.save_ablation(tmp_path, ablation)
+    write_side_settings(tmp_path, ablations.ABLATION_FILE, ablation)
     assert ablations.load_matching_ablation(tmp_path, model) == ablation
     with torch.no_grad():
         model.get_parameter("encoder.blocks.0.self_attn.query.bias").add_(0.5)

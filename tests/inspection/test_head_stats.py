@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attent.data.arrays import select_evenly
 from attent.decoding.forced_decoding import encode_pairs
 from attent.decoding.translator import Translator
 from attent.inspection import head_stats as module
@@ -28,10 +29,9 @@ from attent.inspection.head_stats import (
     measure_document_heads,
     measure_heads,
     measure_trace_heads,
-    sample_evenly,
-    save_head_stats,
 )
 from attent.models import Seq2Seq, shift_right
+from attent.models.folder import write_side_settings
 from attent.nn import get_attention_layers
 from attent.settings import SettingsError
 from attent.text.tokenizer import Tokenizer
@@ -369,8 +369,8 @@ def test_observers_are_removed() -> None:
 
 
 def test_pairs_are_sampled_evenly() -> None:
-    assert sample_evenly(1000, 4) == [0, 250, 500, 750]
-    assert sample_evenly(3, 500) == [0, 1, 2]
+    assert select_evenly(range(1000), 4) == [0, 250, 500, 750]
+    assert select_evenly(range(3), 500) == [0, 1, 2]
     toy, of = model(), tokenizer()
     subset = measure_heads(Translator(toy, of), PAIRS, max_pairs=5)
     assert subset.sentences == 5
@@ -388,7 +388,7 @@ def test_invalid_calls_are_rejected() -> None:
     toy, of = model(), tokenizer()
     with pytest.raises(ValueError, match="at least one; read a file"):
         measure_heads(Translator(toy, of), [])
-    with pytest.raises(ValueError, match="`max_count` must be 1 or more, but is 0"):
+    with pytest.raises(ValueError, match="`max_pairs` must be 1 or more, but is 0"):
         measure_heads(Translator(toy, of), PAIRS, max_pairs=0)
 
 
@@ -468,7 +468,7 @@ def test_folder_stores_statistics_of_these_weights(tmp_path: Path) -> None:
     toy = model()
     found = measure_heads(Translator(toy, tokenizer()), PAIRS, dataset="a few pairs")
     assert load_head_stats(tmp_path, toy) is None
-    save_head_stats(tmp_path, found)
+    write_side_settings(tmp_path, module.HEAD_STATS_FILE, found)
     assert load_head_stats(tmp_path, toy) == found
     with torch.no_grad():
         toy.encoder.blocks[0].self_attn.query.weight[0, 0] += 1
@@ -566,12 +566,10 @@ def test_descriptions_of_cross_attention_at_their_limits(values: dict[str, float
 
 
 def test_samples_are_evenly_spaced() -> None:
-    assert module.sample_evenly(10, 10) == list(range(10))
-    assert module.sample_evenly(10, 4) == [0, 2, 5, 7]
-    assert module.sample_evenly(3, 9) == [0, 1, 2]
-    assert module.sample_evenly(0, 1) == []
-    with pytest.raises(ValueError, match="must be 1 or more, but is 0"):
-        module.sample_evenly(3, 0)
+    assert select_evenly(range(10), 10) == list(range(10))
+    assert select_evenly(range(10), 4) == [0, 2, 5, 7]
+    assert select_evenly("abc", 9) == ["a", "b", "c"]
+    assert select_evenly("", 1) == []
 
 
 def test_texts_longer_than_the_limit_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:

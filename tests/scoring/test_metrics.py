@@ -22,6 +22,7 @@ from attent.scoring.metrics import (
     format_metrics,
     make_metric,
 )
+from attent.storage.errors import AttentError
 
 REFERENCES = ["The cat sat on the mat, again.", "A dog barks.", "It's 5 o'clock in the morning."]
 OUTPUTS = ["The cat sat on a mat, again.", " A dog barks.", "It is five in the morning."]
@@ -115,7 +116,7 @@ def test_rouge_is_computed_in_validations_that_select_by_it() -> None:
 def test_a_missing_package_of_rouge_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
-    with pytest.raises(ScoreError, match=r"rouge-score, which is not installed: pip install 'attent\[rouge\]'"):
+    with pytest.raises(AttentError, match=r"rouge_score, which is not installed: pip install 'attent\[rouge\]'"):
         make_metric("rouge-l", "en", REFERENCES)
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from attent.data.audio import AudioError, Recording
+from attent.data.audio import Recording
 from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguagePair, ReasonTally
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOptions
@@ -34,6 +34,7 @@ from attent.scoring.pipeline import (
     search_to_dict,
 )
 from attent.scoring.report import render_page
+from attent.storage.errors import AttentError
 from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
 from attent.training.autoconfig import fit_to_tokenizer
@@ -49,7 +50,7 @@ def test_a_metric_without_its_package_is_refused_before_the_model_is_loaded(
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     (tmp_path / "test.tsv").write_text("a\tb\n")
     options = ScoreOptions(metrics=["bleu-lc-tok"])
-    with pytest.raises(ScoreError, match=r"sacremoses.*pip install 'attent\[moses\]'"):
+    with pytest.raises(AttentError, match=r"sacremoses.*pip install 'attent\[moses\]'"):
         score(tmp_path / "missing", str(tmp_path / "test.tsv"), src="en", tgt="de", **vars(options))
 
 
@@ -356,7 +357,7 @@ def test_recordings_that_cannot_be_read_are_reported_and_not_scored(
         pipeline.score(model, str(data), warn=warned.append)
     (data.parent / "0.wav").write_text("no audio")
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(AudioError, match="needs the package `soundfile`"):
+    with pytest.raises(AttentError, match="needs soundfile"):
         pipeline.score(model, str(data))
 
 

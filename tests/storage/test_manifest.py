@@ -83,7 +83,7 @@ def test_invalid_manifests_are_refused(content: object, problem: str, tmp_path: 
 
 def test_a_key_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format_version": 1, "files": {}, "files": {}}')
-    with pytest.raises(FolderError, match="is not valid JSON: a key occurs twice; the manifest is damaged"):
+    with pytest.raises(FolderError, match="is not valid JSON: duplicate key `files`; the manifest is damaged"):
         read_manifest(tmp_path / "manifest.json")
 
 

@@ -20,6 +20,7 @@ import attent
 from attent.data.corpus import open_corpora
 from attent.data.in_memory import InMemoryCorpus, is_in_memory
 from attent.data.pairs import CorpusError, LanguagePair, Pair
+from attent.storage.errors import AttentError
 from attent.training.events import Ended, Event, Note, Progress, read_events
 from attent.training.progress import NotebookDisplay, TrainingDisplay, open_display
 from attent.training.result import TrainResult
@@ -222,7 +223,7 @@ def test_the_result_has_the_history_of_the_log(result: TrainResult, monkeypatch:
     assert list(frame.index) == [1, 2, 3]
     assert frame["loss"][3] == result.history[2]["loss"]
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(TrainError, match="`to_frame` needs pandas"):
+    with pytest.raises(AttentError, match="`to_frame` needs pandas"):
         result.to_frame()
 
 

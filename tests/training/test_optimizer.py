@@ -151,7 +151,7 @@ def test_a_learning_rate_in_a_tensor_gives_the_same_bits() -> None:
 
 def test_adam_has_no_weight_decay() -> None:
     layer = nn.Linear(3, 4)
-    adam = _build_optimizer(named(layer), TrainConfig(optimizer="adam", weight_decay=0.5), fused=False)
+    adam = _build_optimizer(named(layer), TrainConfig(optimizer="adam", weight_decay=0.5))
     assert type(adam) is torch.optim.Adam
     assert [group["weight_decay"] for group in adam.param_groups] == [0.0, 0.0]
 

@@ -37,7 +37,6 @@ SCHEMA = xml.XmlSchema(
     standalone=frozenset({"it", "ph", "ut"}),
     get_pair_id=lambda element: element.attributes.get("i", str(element.start)),
     get_inline_text=lambda element: "\n" if _is_line_break(element) else "",
-    is_protected=lambda element: False,
     is_break=_is_line_break,
 )
 TBX_ROOTS = ("tbx", "martif")

@@ -8,7 +8,9 @@ inside are bad lines, if they are distinguishable from stray quotes.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
+from itertools import islice, tee
 
 from attent.data import pairs
 from attent.data.formats import streams
@@ -41,20 +43,53 @@ def read_pairs(
 ) -> Iterator[Pair | BadLine]:
     head, content = streams.peek_head(content)
     layout = _detect_layout(head, name, requested)
-    numbered = enumerate(streams.read_lines(content, name), 1)
-    if layout.languages is not None:
-        next(numbered)
-    buffer = _MultilineCellBuffer(layout.column_count)
+    (lines,) = tee(_catch_error(streams.read_lines(content, name)), 1)  # a copy of it can look ahead
+    num_skipped = int(layout.languages is not None)  # the header
+    for number, line in enumerate(lines, 1):
+        if isinstance(line, CorpusError):
+            raise line
+        if num_skipped:
+            num_skipped -= 1
+        elif isinstance(line, str) and '"' in line and (more := _count_cell_lines(line, copy(lines), layout)):
+            num_skipped = more
+            yield BadLine(BROKEN_CELL, name, number, line[: streams.EXCERPT_CHARS])
+        else:
+            yield _parse_line(line, layout, name, number)
+
+
+def _catch_error(lines: Iterator[str | BadLine]) -> Iterator[str | BadLine | CorpusError]:
+    """Yield an error as the last item, so that the lines before it can be looked at first."""
     try:
-        for number, line in numbered:
-            if buffer.pending or '"' in line:
-                yield from buffer.push(line, _parse_line(line, layout, name, number))
-            else:
-                yield _parse_line(line, layout, name, number)
-    except CorpusError:
-        yield from buffer.pending
-        raise
-    yield from buffer.pending
+        yield from lines
+    except CorpusError as error:
+        yield error
+
+
+def _count_cell_lines(first: str, following: Iterator[object], layout: _ColumnLayout) -> int:
+    """Return the number of lines after the first in what is a quoted cell with line breaks; 0 if it is not.
+
+    It is one if it is closed as a spreadsheet closes it and its row then has the usual number of columns, so that at
+    least one of its lines has too few. Otherwise the quotes are stray, and each line is what it is.
+    """
+    column_count, can_continue = first.count("\t") + 1, _is_cell_start(first, layout)
+    for count, line in enumerate(islice(following, _MAX_CELL_LINES), 1):
+        if not can_continue or not isinstance(line, str):
+            return 0
+        cell, tab, _ = line.partition("\t")
+        if _CELL_END.fullmatch(cell):
+            column_count += line.count("\t")
+            if column_count == layout.column_count:
+                return count
+            can_continue = _is_cell_start(line, layout) and column_count < layout.column_count
+        else:
+            can_continue = not tab and _CELL_BODY.fullmatch(cell) is not None
+    return 0
+
+
+def _is_cell_start(line: str, layout: _ColumnLayout) -> bool:
+    last = line[line.rfind("\t") + 1 :]
+    is_within_row = line.count("\t") < layout.column_count
+    return last.startswith('"') and is_within_row and _CELL_START.fullmatch(last) is not None
 
 
 def _parse_line(line: str | BadLine, layout: _ColumnLayout, name: str, line_number: int) -> Pair | BadLine:
@@ -148,51 +183,3 @@ def _has_quoted_tab(line: str, column_count: int, expected_count: int) -> bool:
     cells = [match[1] for match in _CELL_WITH_TABS.finditer(line) if "\t" in match[1]]
     real_count = column_count - sum(cell.count("\t") for cell in cells)
     return bool(cells) and real_count > 1 and (real_count == expected_count or any('""' in cell for cell in cells))
-
-
-class _MultilineCellBuffer:
-    """Holds back the lines of what may be a quoted cell with line breaks.
-
-    It is one if it is closed as a spreadsheet closes it and its row then has the usual number of columns, so that at
-    least one of its lines has too few. Otherwise the quotes are stray, and each line is what it is.
-    """
-
-    def __init__(self, expected_columns: int) -> None:
-        self.expected_columns = expected_columns
-        self.pending: list[Pair | BadLine] = []
-        self.excerpt = ""
-        self.column_count = 0  # of the row so far
-
-    def push(self, line: str | BadLine, item: Pair | BadLine) -> list[Pair | BadLine]:
-        """Add a line and return the items that are certain now."""
-        if self.pending and isinstance(line, str) and (items := self._continue_cell(line, item)) is not None:
-            return items
-        released, self.pending = self.pending, []
-        if isinstance(line, BadLine) or not self._is_cell_start(line):
-            return [*released, item]
-        self.pending, self.excerpt = [item], line[: streams.EXCERPT_CHARS]
-        self.column_count = line.count("\t") + 1
-        return released
-
-    def _is_cell_start(self, line: str) -> bool:
-        last = line[line.rfind("\t") + 1 :]
-        is_within_row = line.count("\t") < self.expected_columns
-        return last.startswith('"') and is_within_row and _CELL_START.fullmatch(last) is not None
-
-    def _continue_cell(self, line: str, item: Pair | BadLine) -> list[Pair | BadLine] | None:
-        """Return the items that are certain now; None if this line is not part of the cell."""
-        cell, tab, _ = line.partition("\t")
-        if _CELL_END.fullmatch(cell):
-            self.column_count += line.count("\t")
-            if self.column_count == self.expected_columns:
-                first = self.pending[0]
-                self.pending = []
-                return [BadLine(BROKEN_CELL, first.file, first.line, self.excerpt)]
-            if not self._is_cell_start(line):
-                return None
-        elif tab or not _CELL_BODY.fullmatch(cell):
-            return None
-        if self.column_count > self.expected_columns or len(self.pending) == _MAX_CELL_LINES:
-            return None
-        self.pending.append(item)
-        return []

@@ -13,11 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attent.data.arrays import Array
+from attent.data.arrays import Array, select_evenly
 from attent.data.batch_plan import BatchConfig
-from attent.data.loader import PrefetchLoader, TokenBatch
+from attent.data.loader import PrefetchLoader, TensorBatch, TokenBatch
+from attent.data.media_store import describe_skipped
+from attent.data.pairs import CorpusError
+from attent.data.text_corpus import TextFiles, list_eval_files
 from attent.formatting import format_duration
-from attent.models import Model, ModelConfig
+from attent.models import Model, ModelConfig, build, folder
 from attent.storage.atomic import atomic_path
 from attent.storage.manifest import hash_file
 from attent.text.tokenizer import Tokenizer
@@ -70,7 +73,7 @@ class TrainBatch(Protocol):
 
 
 @dataclass(frozen=True)
-class RowBatch:
+class RowBatch(TensorBatch):
     """A `TrainBatch` whose tensors and arrays have a row for each example; a base of dataclasses."""
 
     example_ids: Array = field(kw_only=True)
@@ -93,21 +96,6 @@ class RowBatch:
             if isinstance(value, Tensor | np.ndarray | TokenBatch)
         }
         return replace(self, **parts)
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        return self._map_tensors(lambda x: x.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> Self:
-        return self._map_tensors(lambda x: x.pin_memory())
-
-    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
-        changes: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                changes[name] = function(value)
-            elif isinstance(value, TokenBatch):
-                changes[name] = value.with_tensors([function(x) for x in value.tensors()])
-        return replace(self, **changes)
 
 
 BatchLoader = PrefetchLoader[Any]  # all batches, each a pure function of the epoch, its index and the seed
@@ -140,6 +128,10 @@ class RunContext:
 
     def warn(self, text: str) -> None:
         self.report(Note(text=text, level="warning"))
+
+    def warn_of_skipped(self, dataset: Any) -> None:
+        if problem := describe_skipped(dataset.name, dataset.skipped):
+            self.warn(problem)
 
     def track_progress(self, action: str, unit: str, total: int | None = None) -> Callable[[int], None]:
         """Return a function that takes the number done and reports it and the time left every few seconds."""
@@ -237,8 +229,14 @@ class Task(ABC):
     cpu_minutes: ClassVar[float | None] = None  # the most that training from scratch takes on a CPU by default
     look_example_input: ClassVar[str] = ""  # of the `attent look` command that is suggested at the end
 
+    held_out_method: ClassVar[str]  # "drawn at random"
+
     tokenizer: Tokenizer | None  # saved in the model folder
     extra_files: Mapping[str, bytes] = {}  # saved there too
+    train_data: Any
+    data_files: Sequence[Path]
+    validation: Any  # None without one
+    is_held_out: bool  # `validation` was taken from the training data
 
     @abstractmethod
     def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: RunContext) -> None:
@@ -277,9 +275,9 @@ class Task(ABC):
     def build_finetune_config(self, model: Any, requested: UserSettings, origin: str) -> ModelConfig:
         """The config with which the model of `--from origin` is fine-tuned."""
 
-    @abstractmethod
     def build_model(self, config: Any, pretrained: Any) -> Model:
         """A model of this config, with the weights of `pretrained` where it has them (None: from scratch)."""
+        return build(config) if pretrained is None else load_pretrained(config, pretrained)
 
     @abstractmethod
     def fill_train_config(self, run: RunConfig) -> TrainConfig:
@@ -313,8 +311,19 @@ class Task(ABC):
     def write_analysis(self, model: Any, out: Path) -> None:  # noqa: B027 - most tasks have none
         """Write further analyses of the finished model, such as head statistics, into its folder."""
 
-    @abstractmethod
-    def describe_data(self) -> DataSummary: ...
+    def describe_train_data(self) -> str:
+        return str(self.train_data.name)
+
+    def describe_data(self) -> DataSummary:
+        train, valid = self.train_data, self.validation
+        num_held_out = 0 if valid is None else len(valid)
+        dropped = {"not usable": len(train.skipped), "held out for validation": num_held_out * self.is_held_out}
+        return DataSummary(
+            corpora=(CorpusStats.from_counts(self.describe_train_data(), len(train), dropped, self.data_files),),
+            data_key=train.store_key,
+            num_held_out=num_held_out,
+            held_out_method="" if valid is None else self.held_out_method if self.is_held_out else valid.name,
+        )
 
     @abstractmethod
     def describe_model(self, out: Path) -> ModelDescription: ...
@@ -328,14 +337,19 @@ def find_new_head_parameters(model: Model, pretrained: Any) -> tuple[str, ...]:
     return tuple(name for name in names if name not in known or (labels_differ and name.startswith("classifier.")))
 
 
+def load_pretrained(config: ModelConfig, pretrained: Any) -> Model:
+    model = build(config)
+    new_heads, known = set(find_new_head_parameters(model, pretrained)), pretrained.state_dict()
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters() if name not in new_heads}
+    weights = {name: known[name] for name in shapes if name in known}
+    folder.check_tensors(shapes, weights, "--from")
+    model.load_state_dict(weights, strict=False)
+    return model.train()
+
+
 def build_python_example(class_name: str, folder: Path | str, call: str) -> str:
     name = class_name.lower()
     return f"import attent\n\n{name} = attent.{class_name}.load({str(folder)!r})\nprint({name}{call})"
-
-
-def select_evenly(items: Sequence[T], count: int) -> list[T]:
-    count = min(count, len(items))
-    return [items[len(items) * i // count] for i in range(count)]
 
 
 def select_samples(
@@ -381,6 +395,24 @@ def reject_or_skip_test_set(problem: str, requested: bool, context: RunContext) 
     if requested:
         raise TrainError(problem)
     context.warn(f"{problem}; this test set was found automatically and is skipped")
+
+
+def load_eval_sets(
+    data: DataConfig,
+    files: TextFiles,
+    suffixes: Sequence[str],
+    read: Callable[[Sequence[Path]], T],
+    context: RunContext,
+) -> tuple[T | None, list[T]]:
+    """Read the validation set, if there is one, and each test set: those that are named, else those of `files`."""
+    valid_files = list_eval_files(data.valid, "valid", suffixes) if data.valid else files.valid
+    valid, tests = read(valid_files) if valid_files else None, list[T]()
+    for path in list_eval_files(data.test, "test", suffixes) if data.test else files.test:
+        try:
+            tests.append(read([path]))
+        except CorpusError as error:
+            reject_or_skip_test_set(str(error), bool(data.test), context)
+    return valid, tests
 
 
 def train_text_tokenizer(

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,11 +13,9 @@ from torch import Tensor
 from attent.data import captions as caption_data
 from attent.data.arrays import Array
 from attent.data.captions import CaptionDataset, CaptionRows
-from attent.data.images import ImageDataConfig, ImageShape, choose_shape, compute_channel_stats
-from attent.data.media_store import describe_skipped
-from attent.data.pairs import CorpusError
+from attent.data.images import ImageDataConfig, ImageShape, choose_shape
 from attent.data.text_batches import IGNORE_INDEX
-from attent.data.text_corpus import find_text_files, list_eval_files
+from attent.data.text_corpus import find_text_files
 from attent.data.token_store import TokenSequences
 from attent.decoding.options import SearchOptions
 from attent.decoding.source_search import IMAGE_MAX_LENGTH, Captioner
@@ -88,7 +86,7 @@ class CaptionLoader(ShuffledLoader[CaptionBatch]):
             [[*tags.get(str(language), []), *row[: max_tokens - 1], target.end] for language, row in rows]
         )
 
-    def build_batch(self, ids: Array, rng: np.random.Generator) -> CaptionBatch:
+    def take_batch(self, ids: Array, rng: np.random.Generator) -> CaptionBatch:
         pixels, _ = self.captions.images.take(self.captions.image_ids[ids])
         if self.config is not None:
             pixels = augment_pixels(pixels, self.config, rng)
@@ -144,18 +142,17 @@ class CaptioningTask(GenerationTask):
         self.shape = ImageShape.from_config(initial) if initial else choose_shape(rows.split, self.image_options)
         classification.check_image_shape(self.image_options, self.shape, initial)
         self.data_files, train = rows.files, self.load_captions(rows)
-        valid_files = list_eval_files(data.valid, "valid", caption_data.SUFFIXES) if data.valid else files.valid
-        valid = self.load_captions(caption_data.read_captions(valid_files)) if valid_files else None
+        valid, self.tests = base.load_eval_sets(
+            data,
+            files,
+            caption_data.SUFFIXES,
+            lambda paths: self.load_captions(caption_data.read_captions(paths)),
+            context,
+        )
         self.is_held_out = valid is None and data.hold_out != 0
         if self.is_held_out:
             train, valid = hold_out_images(train, data.hold_out, run.train.seed, context)
         self.train_data, self.validation = train, valid
-        self.tests = []
-        for path in list_eval_files(data.test, "test", caption_data.SUFFIXES) if data.test else files.test:
-            try:
-                self.tests.append(self.load_captions(caption_data.read_captions([path])))
-            except CorpusError as error:
-                base.reject_or_skip_test_set(str(error), bool(data.test), context)
         for other in [*([valid] if valid and not self.is_held_out else []), *self.tests]:
             if shared := len(set(train.paths) & set(other.paths)):
                 context.warn(f"{other.name}: {shared:,} of its images are also trained on, so its scores are too good")
@@ -168,8 +165,7 @@ class CaptioningTask(GenerationTask):
 
     def load_captions(self, rows: CaptionRows) -> CaptionDataset:
         dataset = caption_data.prepare_captions(rows, self.shape, self.context.data_dir)
-        if problem := describe_skipped(dataset.name, dataset.skipped):
-            self.context.warn(problem)
+        self.context.warn_of_skipped(dataset)
         return dataset
 
     def train_tokenizer(self, run: RunConfig) -> Tokenizer:
@@ -220,17 +216,8 @@ class CaptioningTask(GenerationTask):
         reason = "as requested" if run.size else f"for {count:,} captions" + " on a CPU" * on_cpu
         patch = requested.get("model", {}).get("frontend", {}).get("patch_size")
         patch = patch or classification.choose_patch(self.shape.size)
-        if self.shape.size % patch:
-            raise TrainError(f"`model.frontend.patch_size` must divide {self.shape.size}, the side of the images")
-        mean, std = compute_channel_stats(self.train_data.images)
-        image = ImageConfig(
-            image_size=self.shape.size,
-            channels=self.shape.channels,
-            patch_size=patch,
-            class_token=False,
-            mean=mean,
-            std=std,
-        )
+        vision = classification.build_vision_config(size, self.shape, patch, self.train_data.images)
+        image = classification.extract_image_config(vision)
         preset = fit_to_tokenizer(build_caption_config(size, self.tokenizer.target.size, image), self.tokenizer)
         config = build_model_config(requested, preset)
         if ImageShape.from_config(get_frontend(config)) != self.shape:
@@ -247,8 +234,7 @@ class CaptioningTask(GenerationTask):
             return super().build_finetune_config(model, requested, origin)
         if requested.get("train", {}).get("lora"):
             raise TrainError(f"`train.lora` needs a caption model, but {origin} has no decoder; leave it out")
-        image = ImageConfig(**{field.name: getattr(model.config, field.name) for field in fields(ImageConfig)})
-        config = build_caption_config("tiny", size, image)
+        config = build_caption_config("tiny", size, classification.extract_image_config(model.config))
         encoder = model.config.stack
         config = replace(config, encoder=encoder, decoder=build_decoder_config(encoder))
         tables = {name: table for name, table in requested.items() if name in ("size", "model")}

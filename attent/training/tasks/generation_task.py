@@ -4,13 +4,12 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
 
-from attent.data.arrays import Array
+from attent.data.arrays import Array, select_evenly
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions
 from attent.formatting import format_count
@@ -56,7 +55,7 @@ class EvalSet:
         )
 
     def select_evenly(self, count: int) -> "EvalSet":
-        return self.select(base.select_evenly(range(len(self)), count))
+        return self.select(select_evenly(range(len(self)), count))
 
     def select_samples(self, outputs: Sequence[str], count: int) -> tuple[ValidationSample, ...]:
         references = [" | ".join(list_references(reference)) for reference in self.references]
@@ -68,16 +67,11 @@ class GenerationTask(base.Task):
     config_class = Seq2SeqConfig
     cpu_minutes = autoconfig.CPU_MINUTES
     source_noun: ClassVar[str]  # "images"
-    held_out_method: ClassVar[str]
     resamples: ClassVar[int] = 0  # for the confidence intervals of the final scores
 
     context: base.RunContext
     tokenizer: Tokenizer
     metric_names: tuple[str, ...] = scoring_metrics.VALIDATION_METRICS  # of validations and final scores
-    train_data: Any
-    data_files: Sequence[Path]
-    validation: Any
-    is_held_out: bool
     tests: list[Any]
 
     def build_finetune_config(self, model: Any, requested: UserSettings, origin: str) -> Seq2SeqConfig:
@@ -198,20 +192,6 @@ class GenerationTask(base.Task):
         texts = [text for reference in sample.references for text in list_references(reference)]
         num_tokens = sum(map(len, self.tokenizer.encode_target(texts))) / len(texts)
         return seconds * min(1.0, num_tokens / self.compute_max_tokens(sample))
-
-    def describe_train_data(self) -> str:
-        return str(self.train_data.name)
-
-    def describe_data(self) -> base.DataSummary:
-        train, valid = self.train_data, self.validation
-        num_held_out = 0 if valid is None else len(valid)
-        dropped = {"not usable": len(train.skipped), "held out for validation": num_held_out * self.is_held_out}
-        return base.DataSummary(
-            corpora=(base.CorpusStats.from_counts(self.describe_train_data(), len(train), dropped, self.data_files),),
-            data_key=train.store_key,
-            num_held_out=num_held_out,
-            held_out_method="" if valid is None else self.held_out_method if self.is_held_out else valid.name,
-        )
 
 
 def get_search_options(run: RunConfig) -> SearchOptions:

@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,13 +16,12 @@ from attent.data import images as image_data
 from attent.data.arrays import Array
 from attent.data.images import ImageDataConfig, ImageDataset, ImageShape, ImageSplit
 from attent.data.loader import BatchT, EpochCache, PrefetchLoader
-from attent.data.media_store import describe_skipped
 from attent.interop import load_as
-from attent.models import VisionConfig, VisionTransformer, build, presets
+from attent.models import VisionConfig, VisionTransformer, presets
 from attent.nn import ImageConfig, LearnedConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
-from attent.training.autoconfig import describe_model, describe_schedule, fill_defaults, look_up
+from attent.training import autoconfig
 from attent.training.config import RunConfig, Size, TrainError, UserSettings, build_model_config
 from attent.training.events import StopRequested
 from attent.training.objective import Objective
@@ -76,7 +75,7 @@ class ImageBatch(RowBatch):
 class ShuffledLoader(PrefetchLoader[BatchT]):
     """Batches of one size in a new order every epoch, without the remainder, augmented as `config` says.
 
-    Without a config: all examples in their order, without augmentation. Subclasses define `build_batch`.
+    Without a config: all examples in their order, without augmentation. Subclasses define `take_batch`.
     """
 
     def __init__(self, count: int, config: ImageDataConfig | None, *, batch_size: int, seed: int = 0) -> None:
@@ -84,17 +83,15 @@ class ShuffledLoader(PrefetchLoader[BatchT]):
         self.batch_size = max(1, min(batch_size, count))
         self._get_order = EpochCache(self._build_order)
 
-    def build_batch(self, ids: Array, rng: np.random.Generator) -> BatchT:
+    def take_batch(self, ids: Array, rng: np.random.Generator) -> BatchT:
         raise NotImplementedError
 
     def num_batches(self, epoch: int) -> int:
         return self.count // self.batch_size if self.config else -(-self.count // self.batch_size)
 
-    def get_batch(self, epoch: int, batch_index: int) -> BatchT:
-        if not 0 <= batch_index < self.num_batches(epoch):
-            raise IndexError(f"epoch {epoch} has {self.num_batches(epoch)} batches, so there is no batch {batch_index}")
+    def build_batch(self, epoch: int, batch_index: int) -> BatchT:
         ids = self._get_order(epoch)[batch_index * self.batch_size : (batch_index + 1) * self.batch_size]
-        return self.build_batch(ids, np.random.default_rng((self.seed, epoch, batch_index)))
+        return self.take_batch(ids, np.random.default_rng((self.seed, epoch, batch_index)))
 
     def _build_order(self, epoch: int) -> Array:
         if self.config is None:
@@ -109,7 +106,7 @@ class ImageLoader(ShuffledLoader[ImageBatch]):
         super().__init__(len(images), config, batch_size=batch_size, seed=seed)
         self.images, self.row_length = images, row_length
 
-    def build_batch(self, ids: Array, rng: np.random.Generator) -> ImageBatch:
+    def take_batch(self, ids: Array, rng: np.random.Generator) -> ImageBatch:
         pixels, labels = self.images.take(ids)
         if self.config is not None:
             pixels = augment_pixels(pixels, self.config, rng)
@@ -180,6 +177,7 @@ class ImageClassificationTask(base.Task):
         "data": {"images": {}},
     }
     look_example_input = "picture.png"
+    held_out_method = "drawn from each class in proportion"
     tokenizer = None
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
@@ -188,9 +186,12 @@ class ImageClassificationTask(base.Task):
         initial = run.model if isinstance(run.model, VisionConfig) else None
         if initial is None and run.init_from:
             initial = load_as(run.init_from, VisionTransformer).config
-        self.train_split, self.context = splits["train"][0], context
+        (train_split,), self.context = splits["train"], context
+        self.data_files = ()  # none of a folder
+        if isinstance(train_split, image_data.IdxSplit):
+            self.data_files = (train_split.images, train_split.labels)
         self.shape = (
-            image_data.choose_shape(self.train_split, self.image_options)
+            image_data.choose_shape(train_split, self.image_options)
             if initial is None
             else ImageShape.from_config(initial)
         )
@@ -204,7 +205,7 @@ class ImageClassificationTask(base.Task):
         if self.is_held_out:
             train, held_out = hold_out_valid_images(train, data.hold_out, run.train.seed, context)
             valid = [held_out]
-        self.train_images, self.validation = train, valid[0] if valid else None
+        self.train_data, self.validation = train, valid[0] if valid else None
         colors = "grayscale" if self.shape.channels == 1 else "color"
         context.note(
             f"images: {len(train):,} for training, {self.shape.size} x {self.shape.size}, {colors}, "
@@ -214,18 +215,17 @@ class ImageClassificationTask(base.Task):
     def load_splits(self, splits: list[ImageSplit]) -> list[ImageDataset]:
         datasets = [image_data.prepare_images(split, self.shape, self.context.data_dir) for split in splits]
         for dataset in datasets:
-            if problem := describe_skipped(dataset.name, dataset.skipped):
-                self.context.warn(problem)
+            self.context.warn_of_skipped(dataset)
         return datasets
 
     @property
     def title(self) -> str:
-        return f"{len(self.train_images.class_names)} classes"
+        return f"{len(self.train_data.class_names)} classes"
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
         validation = "" if self.validation is None else f"{self.validation.store_key} {len(self.validation)}"
-        return {"data": f"{self.train_images.store_key} {len(self.train_images)} {validation}".strip()}
+        return {"data": f"{self.train_data.store_key} {len(self.train_data)} {validation}".strip()}
 
     @classmethod
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> VisionConfig:
@@ -235,47 +235,29 @@ class ImageClassificationTask(base.Task):
         return VisionConfig(image_size=size, patch_size=1, stack=replace(presets.VIT, **STACK_BY_SIZE["tiny"]))
 
     def choose_model(self, run: RunConfig, requested: UserSettings) -> tuple[Size, VisionConfig, str]:
-        count, on_cpu = len(self.train_images), self.context.device.type == "cpu"
-        size = run.size or ("tiny" if on_cpu else look_up(SIZE_AND_EPOCHS_BY_IMAGES, count)[0])
+        count, on_cpu = len(self.train_data), self.context.device.type == "cpu"
+        size = run.size or ("tiny" if on_cpu else autoconfig.look_up(SIZE_AND_EPOCHS_BY_IMAGES, count)[0])
         reason = "as requested" if run.size else f"for {count:,} images" + " on a CPU" * on_cpu
         patch = requested.get("model", {}).get("patch_size") or choose_patch(self.shape.size)
-        config = build_model_config(requested, build_vision_config(size, self.shape, patch, self.train_images))
+        config = build_model_config(requested, build_vision_config(size, self.shape, patch, self.train_data))
         if (config.image_size, config.channels) != (self.shape.size, self.shape.channels):
             raise TrainError("`model.image_size` and `model.channels` follow the data: set them in `data.images`")
         return size, fit_positions(config), reason
 
     def build_finetune_config(self, model: VisionTransformer, requested: UserSettings, origin: str) -> VisionConfig:
-        table = requested.get("model", {})
-        fixed = {name for name in table if name != "stack"}
-        fixed |= {name for name in table.get("stack", {}) if "dropout" not in name}
-        if fixed:
-            raise TrainError(
-                f"`model.{min(fixed)}` cannot be changed with --from {origin}: fine-tuning keeps the shape of the "
-                "model; leave it out, or train without --from"
-            )
-        return replace(build_model_config(requested, model.config), labels=self.train_images.class_names)
-
-    def build_model(self, config: VisionConfig, pretrained: VisionTransformer | None) -> VisionTransformer:
-        model = build(config)
-        if pretrained is not None:
-            weights = pretrained.state_dict()
-            if pretrained.config.labels != config.labels:
-                weights = {name: value for name, value in weights.items() if not name.startswith("classifier.")}
-            model.load_state_dict(weights, strict=False)
-        return model
+        config = replace(model.config, labels=self.train_data.class_names)
+        return autoconfig.build_finetune_config(config, requested, (), origin)
 
     def fill_train_config(self, run: RunConfig) -> TrainConfig:
         assert isinstance(run.model, VisionConfig)
         sizes, finetune = (count_positions(run.model), run.model.stack.width), run.init_from is not None
-        return fill_image_train_config(
-            run.train, self.context.device, len(self.train_images), *sizes, finetune=finetune
-        )
+        return fill_image_train_config(run.train, self.context.device, len(self.train_data), *sizes, finetune=finetune)
 
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         batches = self.build_train_batches(run)
-        yield describe_model(run, size_reason)
+        yield autoconfig.describe_model(run, size_reason)
         sizes = f"batches of {batches.batch_size:,} images"
-        yield from describe_schedule(run.train, batches.num_batches(0), batch_text=sizes)
+        yield from autoconfig.describe_schedule(run.train, batches.num_batches(0), batch_text=sizes)
         yield describe_augmentation(self.image_options, self.shape.size)
 
     def build_train_batches(self, run: RunConfig) -> ImageLoader:
@@ -284,7 +266,7 @@ class ImageClassificationTask(base.Task):
         length = count_positions(run.model)
         batch_size = max(1, run.train.batch_tokens // length)
         return ImageLoader(
-            self.train_images, self.image_options, batch_size=batch_size, row_length=length, seed=run.train.seed
+            self.train_data, self.image_options, batch_size=batch_size, row_length=length, seed=run.train.seed
         )
 
     def build_valid_batches(self, run: RunConfig) -> ImageLoader | None:
@@ -306,20 +288,8 @@ class ImageClassificationTask(base.Task):
         for images in self.tests:
             yield score_images(model, images, Path(images.name).name, "test")
 
-    def describe_data(self) -> base.DataSummary:
-        skipped, split = len(self.train_images.skipped), self.train_split
-        files = (split.images, split.labels) if isinstance(split, image_data.IdxSplit) else ()  # none of a folder
-        method = "" if self.validation is None else self.validation.name
-        train = self.train_images
-        return base.DataSummary(
-            corpora=(base.CorpusStats.from_counts(train.name, len(train), {"no image": skipped}, files),),
-            data_key=train.store_key,
-            num_held_out=0 if self.validation is None else len(self.validation),
-            held_out_method="drawn from each class in proportion" if self.is_held_out else method,
-        )
-
     def describe_model(self, out: Path) -> base.ModelDescription:
-        names = self.train_images.class_names
+        names = self.train_data.class_names
         return base.ModelDescription(
             title=f"An image classifier ({', '.join(names[:4])}{' ...' * (len(names) > 4)})",
             shell_example=f"attent classify {shlex.quote(str(out))} picture.png",
@@ -392,7 +362,7 @@ def build_vision_config(size: Size, shape: ImageShape, patch: int, images: Image
     """ViT with mean pooling, which few images train more easily than a class token."""
     mean, std = image_data.compute_channel_stats(images)
     if not isinstance(patch, int) or patch < 1 or shape.size % patch:
-        raise TrainError(f"`model.patch_size` must divide {shape.size}, the side of the images, but is {patch!r}")
+        raise TrainError(f"`patch_size` must divide {shape.size}, the side of the images, but is {patch!r}")
     return fit_positions(
         VisionConfig(
             image_size=shape.size,
@@ -408,18 +378,22 @@ def build_vision_config(size: Size, shape: ImageShape, patch: int, images: Image
     )
 
 
+def extract_image_config(config: VisionConfig) -> ImageConfig:
+    return ImageConfig(**{field.name: getattr(config, field.name) for field in fields(ImageConfig)})
+
+
 def fill_image_train_config(
     train: TrainConfig, device: torch.device, num_examples: int, tokens_per_image: int, width: int, *, finetune: bool
 ) -> TrainConfig:
     batch = train.batch_tokens or tokens_per_image * (CPU_BATCH_IMAGES if device.type == "cpu" else GPU_BATCH_IMAGES)
     steps_per_epoch = num_examples / (max(1, batch // tokens_per_image) * train.accumulate)
-    epochs = CPU_EPOCHS if device.type == "cpu" else look_up(SIZE_AND_EPOCHS_BY_IMAGES, num_examples)[1]
+    epochs = CPU_EPOCHS if device.type == "cpu" else autoconfig.look_up(SIZE_AND_EPOCHS_BY_IMAGES, num_examples)[1]
     divisor = FINETUNE_DIVISOR if finetune else 1
     steps = train.steps or max(MIN_STEPS // divisor, math.ceil(epochs / divisor * steps_per_epoch))
     warmup = max(1, min(2_000, steps // 20)) if train.warmup is None else train.warmup
     base_lr = FINETUNE_LR if finetune else BASE_LR
     lr = train.lr or float(f"{base_lr * min(1.0, math.sqrt(256 / width)):.3g}")
-    filled = fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
+    filled = autoconfig.fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
     return replace(filled, micro_batch_tokens=train.micro_batch_tokens)  # images need no micro-batches on a CPU
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from attent.data.encode import add_special_tokens, split_long_texts
 from attent.data.loader import PairLoader
-from attent.data.text_batches import MIN_TEXT_TOKENS, SpanCorruption, TokenMasker, WindowLoader, list_regular_ids
+from attent.data.text_batches import MIN_TEXT_TOKENS, SpanCorruption, TokenMasker, WindowLoader
 from attent.data.text_corpus import TextCorpus
 from attent.data.token_store import EncodedTexts
 from attent.decoding.generation.loop import generate_greedy
@@ -244,7 +245,8 @@ def build_masker(vocabulary: Vocabulary, origin: str) -> TokenMasker:
     prefix, suffix = vocabulary.prefix_ids, vocabulary.suffix_ids
     special = [vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown, vocabulary.mask]
     special += [*prefix, *suffix, *vocabulary.sentinels, *map(vocabulary.get_tag_id, vocabulary.tags)]
-    return TokenMasker(vocabulary.mask, list_regular_ids(vocabulary.size, special), len(prefix), len(suffix))
+    regular_ids = np.setdiff1d(np.arange(vocabulary.size), special)
+    return TokenMasker(vocabulary.mask, regular_ids, len(prefix), len(suffix))
 
 
 class SpanCorruptionTask(text_task.TextTask):

@@ -13,7 +13,6 @@ import numpy as np
 from attent.data import audio as audio_data
 from attent.data.audio import AudioDataConfig, Recording, RecordingDataset, has_translations
 from attent.data.batch_plan import WIDTH_MULTIPLE
-from attent.data.media_store import describe_skipped
 from attent.decoding.options import SearchOptions
 from attent.decoding.source_search import FRAMES_PER_TOKEN, MIN_MAX_LENGTH
 from attent.decoding.transcriber import Transcriber
@@ -110,8 +109,7 @@ class SpeechTask(GenerationTask):
             report = self.context.track_progress(f"reading {name}", "recordings", len(recordings))
             data_dir = self.context.data_dir
             dataset = audio_data.prepare_recordings(recordings, name, self.audio_options, data_dir, progress=report)
-            if problem := describe_skipped(dataset.name, dataset.skipped):
-                self.context.warn(problem)
+            self.context.warn_of_skipped(dataset)
             datasets.append(dataset)
         return datasets
 

@@ -146,9 +146,7 @@ class SpeechLoader(PrefetchLoader[SpeechBatch]):
             f"tokens, the positions of the decoder, and are dropped (such as {example[:40]!r})"
         )
 
-    def get_batch(self, epoch: int, batch_index: int) -> SpeechBatch:
-        if not 0 <= batch_index < self.num_batches(epoch):
-            raise IndexError(f"epoch {epoch} has {self.num_batches(epoch)} batches, so there is no batch {batch_index}")
+    def build_batch(self, epoch: int, batch_index: int) -> SpeechBatch:
         data = self._get_epoch(epoch)
         ids, rows = data.plan.get_batch(batch_index)
         samples = np.zeros((len(ids), int(self.recordings.num_samples[ids].max())), np.int16)

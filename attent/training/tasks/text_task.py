@@ -14,11 +14,10 @@ import torch
 from attent.data import text_corpus
 from attent.data.batch_plan import BatchConfig
 from attent.data.encode import add_special_tokens
-from attent.data.pairs import CorpusError
 from attent.data.text_batches import Labeler, TextLoader
 from attent.data.text_corpus import TextCorpus, TextLayout
 from attent.data.token_store import EncodedTexts, encode_texts
-from attent.models import EncoderConfig, Model, ModelConfig, TextEncoder, build, folder, presets
+from attent.models import EncoderConfig, ModelConfig, TextEncoder, presets
 from attent.nn import LearnedConfig, StackConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
@@ -77,8 +76,7 @@ def load_splits(
     files = text_corpus.find_text_files(base.spool_stdin(data.train, context.data_dir), suffixes)
     train = read(files.train)
     _report_files(train, files, data.train, context)
-    valid_files = text_corpus.list_eval_files(data.valid, "valid", suffixes) if data.valid else files.valid
-    valid = read(valid_files) if valid_files else None
+    valid, tests = base.load_eval_sets(data, files, suffixes, read, context)
     held_out = valid is None and data.hold_out != 0
     if held_out:
         train, valid = text_corpus.hold_out_texts(train, data.hold_out, run.train.seed, layout)
@@ -86,12 +84,6 @@ def load_splits(
         if valid.name.startswith("last part"):
             amount = f"the last part of each document, {valid.char_count:,} characters,"
         context.note(f"held out {amount} for validation (name your own with --valid)")
-    tests = []
-    for path in text_corpus.list_eval_files(data.test, "test", suffixes) if data.test else files.test:
-        try:
-            tests.append(read([path]))
-        except CorpusError as error:
-            base.reject_or_skip_test_set(str(error), bool(data.test), context)
     for other in [*([valid] if valid is not None and not held_out else []), *tests]:
         if count := text_corpus.count_shared_texts(train, other, layout):
             part = f"{count:,} of its {len(other.texts):,} texts" if layout == "lines" else f"{count:,} of its lines"
@@ -228,9 +220,6 @@ class TextTask(base.Task):
                 f"give --max-tokens {positions}"
             )
         return config
-
-    def build_model(self, config: Any, pretrained: Any) -> Model:
-        return build(config) if pretrained is None else load_pretrained(config, pretrained)
 
     def fill_train_config(self, run: RunConfig) -> TrainConfig:
         train, defaults, device, finetune = run.train, self.size_defaults, self.context.device, bool(run.init_from)
@@ -396,16 +385,6 @@ def with_dropout(config: Any, rate: float) -> ModelConfig:
             rates = dict.fromkeys((field for field in optional if getattr(stack, field)), rate)
             stacks[name] = replace(stack, dropout=rate, **rates)
     return replace(config, **stacks)
-
-
-def load_pretrained(config: ModelConfig, pretrained: Any) -> Model:
-    model = build(config)
-    new_heads, known = set(base.find_new_head_parameters(model, pretrained)), pretrained.state_dict()
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters() if name not in new_heads}
-    weights = {name: known[name] for name in shapes if name in known}
-    folder.check_tensors(shapes, weights, "--from")
-    model.load_state_dict(weights, strict=False)
-    return model.train()
 
 
 def format_ids(vocabulary: Vocabulary, ids: Sequence[int]) -> str:

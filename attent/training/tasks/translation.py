@@ -17,6 +17,7 @@ from attent.decoding.translator import Translator, translate_texts
 from attent.inspection import head_stats
 from attent.interop import load_as
 from attent.models import Seq2Seq, Seq2SeqConfig, presets
+from attent.models.folder import write_side_settings
 from attent.scoring.metrics import DEFAULT_METRIC, SELECTION_METRICS, make_metric
 from attent.storage.errors import AttentError
 from attent.storage.hub import locate_model
@@ -154,7 +155,7 @@ class TranslationTask(GenerationTask):
             save_measured_selection(out, select_by_agreement(model, self.tokenizer, sources, references, to=to))
         translator, pairs = Translator(model, self.tokenizer), zip(sources, references, strict=True)
         stats = head_stats.measure_heads(translator, pairs, to=to, dataset="the validation pairs")
-        head_stats.save_head_stats(out, stats)
+        write_side_settings(out, head_stats.HEAD_STATS_FILE, stats)
 
     def describe_data(self) -> base.DataSummary:
         store, splits, valid = self.prepared.store, self.prepared.splits, self.prepared.valid_store
@@ -199,19 +200,12 @@ def describe_translator(
 def describe_corpus(corpus: Corpus, part: CorpusPart) -> base.CorpusStats:
     summary = corpus.summary if isinstance(corpus, SyntheticCorpus) else None
     dropped = Counter(part.dropped) + Counter(summary.dropped if summary else {})
+    files = base.hash_files(corpus.file_names, [file.path for file in corpus.input_files if file.path])
     return base.CorpusStats(
         name=part.name,
         num_read=part.pairs + dropped.total(),
         num_used=part.pairs,
         dropped=tuple(dropped.items()),
-        files=(*((name, digest) for name, digest in (summary.files if summary else ())), *list_files(corpus)),
+        files=(*((name, digest) for name, digest in (summary.files if summary else ())), *files),
         weight=corpus.weight,
     )
-
-
-def list_files(corpus: Corpus) -> tuple[tuple[str, str], ...]:
-    """The files with checksums; without, if one has disappeared since it was read."""
-    try:
-        return base.hash_files(corpus.file_names, [Path(path) for path, *_ in corpus.fingerprint()])
-    except OSError:
-        return tuple((name, "") for name in corpus.file_names)

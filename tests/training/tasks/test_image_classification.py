@@ -222,7 +222,7 @@ def test_a_model_is_fine_tuned_on_other_labels(tmp_path: Path) -> None:
     ("flags", "expected"),
     [
         (["--hold-out", "99"], "`data.hold_out` must be less than the 60 images there are"),
-        (["--set", "model.patch_size=16"], "`model.patch_size` must divide 8"),
+        (["--set", "model.patch_size=16"], "`patch_size` must divide 8"),
         (["--valid", "/nowhere"], "/nowhere: must be a folder of images, but does not exist"),
         (["--set", "data.images.flip=2"], "`flip` must be from 0 to 1, but is 2"),
     ],
@@ -250,7 +250,7 @@ def test_the_images_have_the_size_of_the_model_that_a_run_resumes_or_starts_from
     run = RunConfig(task="images", model=vision, data=DataConfig(train=(data,)))
     task = ImageClassificationTask(run, None, context)
     assert (task.shape.size, task.shape.channels) == (4, 1)
-    assert task.train_images.pixels.shape[1:] == (1, 4, 4)
+    assert task.train_data.pixels.shape[1:] == (1, 4, 4)
     assert ImageClassificationTask(replace(run, model=None), None, context).shape.size == 8
     for size, channels in ((8, None), (None, 3)):
         images = ImageDataConfig(image_size=size, channels=channels)
@@ -270,7 +270,7 @@ def test_requested_settings_of_the_model_are_applied_to_the_preset(tmp_path: Pat
     assert (vision.patch_size, vision.class_token, vision.stack.layers, vision.image_size) == (2, True, 3, 8)
     assert vision.stack.positions == LearnedConfig(max_length=17)
     size, vision, reason = task.choose_model(RunConfig(task="images"), {"task": "images"})
-    assert (size, reason) == ("tiny", f"for {len(task.train_images):,} images on a CPU")
+    assert (size, reason) == ("tiny", f"for {len(task.train_data):,} images on a CPU")
     assert (vision.patch_size, vision.class_token, vision.pooling) == (4, False, "mean")
     for name, value in (("image_size", 16), ("channels", 3)):
         with pytest.raises(TrainError, match="follow the data"):

@@ -28,7 +28,6 @@ from attent.training.tasks.text_task import (
     CPU_SIZE_BY_TOKENS,
     GPU_SIZE_BY_TOKENS,
     TextSplits,
-    load_pretrained,
     load_splits,
 )
 
@@ -125,30 +124,30 @@ def encoder(**changes: Any) -> TextEncoder:
 
 def test_only_heads_are_new() -> None:
     pretrained, config = encoder(), replace(CONFIG, masked_lm=False, pooler=True, labels=("a", "b"))
-    model = load_pretrained(config, pretrained)
+    model = base.load_pretrained(config, pretrained)
     new = base.find_new_head_parameters(model, pretrained)
     assert set(new) == {"pooler.dense.weight", "pooler.dense.bias", "classifier.weight", "classifier.bias"}
     for name, parameter in model.named_parameters():
         assert name in new or torch.equal(parameter, pretrained.state_dict()[name])
-    again = load_pretrained(config, model)
+    again = base.load_pretrained(config, model)
     assert base.find_new_head_parameters(again, model) == ()
-    assert base.find_new_head_parameters(load_pretrained(replace(config, labels=("b", "a")), model), model) == (
+    assert base.find_new_head_parameters(base.load_pretrained(replace(config, labels=("b", "a")), model), model) == (
         "classifier.weight",
         "classifier.bias",
     )
-    assert set(base.find_new_head_parameters(load_pretrained(CONFIG, model), model)) == {
+    assert set(base.find_new_head_parameters(base.load_pretrained(CONFIG, model), model)) == {
         f"masked_lm.{name}" for name in ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "output.bias")
     }
 
 
 def test_a_stack_of_another_shape_is_refused() -> None:
     with pytest.raises(FolderError, match="wrong shape: `encoder"):
-        load_pretrained(replace(CONFIG, stack=replace(CONFIG.stack, ffn_width=16)), encoder())
+        base.load_pretrained(replace(CONFIG, stack=replace(CONFIG.stack, ffn_width=16)), encoder())
 
 
 def test_new_heads_are_trained_beside_lora() -> None:
     pretrained = encoder()
-    model = load_pretrained(replace(CONFIG, masked_lm=False, pooler=True, labels=("a", "b")), pretrained)
+    model = base.load_pretrained(replace(CONFIG, masked_lm=False, pooler=True, labels=("a", "b")), pretrained)
     new = base.find_new_head_parameters(model, pretrained)
     add_lora(model, 2, new)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

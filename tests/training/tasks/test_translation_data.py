@@ -20,7 +20,6 @@ from attent.training.events import Event, Note
 from attent.training.run_options import DataConfig, TrainConfig, TrainError
 from attent.training.tasks import base
 from attent.training.tasks.base import RunContext
-from attent.training.tasks.translation import list_files
 from attent.training.tasks.translation_data import (
     CorpusSplits,
     PreparedData,
@@ -344,11 +343,3 @@ def test_files_that_have_disappeared_have_no_checksum(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert base.hash_files(["x", "y"], [tmp_path / "a", tmp_path / "b"]) == (("x", digest), ("y", ""))
-
-    def fail() -> None:
-        raise FileNotFoundError
-
-    corpus = SimpleNamespace(file_names=["x", "y"], fingerprint=fail)
-    assert list_files(corpus) == (("x", ""), ("y", ""))  # type: ignore[arg-type]
-    corpus.fingerprint = lambda: [(str(tmp_path / "a"), 3), (str(tmp_path / "a"), 3)]
-    assert list_files(corpus) == (("x", digest), ("y", digest))  # type: ignore[arg-type]
