@@ -92,14 +92,19 @@ def _init_worker(function: Callable[..., Any]) -> None:
 def bind_to_parent() -> None:
     """Ignore SIGINT, which the parent handles; exit when the parent process dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    exit_with_parent()
 
 
-def _exit_with_parent() -> None:
+def exit_with_parent() -> None:
+    """Start a thread that ends this process when the parent process dies."""
     parent = parent_process()
     assert parent is not None
-    parent.join()
-    os._exit(1)
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _run_task(*task: Any) -> Any:

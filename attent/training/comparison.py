@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attent import __version__, settings
 from attent.data.arrays import select_evenly
 from attent.data.pairs import CorpusError
+from attent.data.process_pool import exit_with_parent
 from attent.data.token_store import TokenStore
 from attent.decoding.options import SearchOptions
 from attent.decoding.translator import Translation, Translator
@@ -253,7 +254,7 @@ def start_runs(
     jobs = min(jobs, max(1, len(pending)))
     threads = max(1, count_usable_cores() // jobs)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
+    with ProcessPoolExecutor(jobs, context, init_worker, (threads,)) as pool:
         try:
             futures = {pool.submit(train_and_measure, each, out, jobs): each for each in pending}
             for future in as_completed(futures):
@@ -261,6 +262,11 @@ def start_runs(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def init_worker(threads: int) -> None:
+    torch.set_num_threads(threads)
+    exit_with_parent()  # a killed comparison must not train on
 
 
 def load_measurements(planned: PlannedRun, out: Path) -> RunMeasurements | None:

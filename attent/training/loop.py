@@ -569,7 +569,8 @@ class Trainer:
         if model is not None and self.valid_batches is not None:
             try:
                 loss = self.compute_valid_loss(model)
-                result = self.evaluator(model) if self.evaluator else result
+                if self.evaluator and math.isfinite(loss):  # a search with NaN finds nothing
+                    result = self.evaluator(model)
             except StopRequested:
                 stopped = 1.0
         values = [loss, *(result.metrics.get(name, math.nan) for name in METRICS), stopped]

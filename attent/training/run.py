@@ -21,7 +21,7 @@ from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.loading import load_tokenizer
 from attent.formatting import format_count, format_duration
 from attent.models import Model, ModelConfig, build
-from attent.models.folder import WEIGHTS_FILE, write_side_file
+from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, write_side_file
 from attent.nn import get_attention_layers
 from attent.nn.lora import LoRAError, add_lora, freeze_parameters
 from attent.storage.hub import find_origin, locate_model
@@ -497,6 +497,9 @@ class TrainSession:
             from attent.training import model_card
 
             out, card_file = self.out, self.out / checkpoint.CARD_FILE
+            if not (out / CONFIG_FILE).exists():
+                problem = "no validation gave a finite loss, so that there is no model"
+                raise TrainError(f"{out}: {problem}; lower --lr or raise --warmup, in another --out")
             model = interop.load(out).to(self.distributed.device)
             self.emit(Note(text="scoring the model ...", step=ended.step))
             results = []

@@ -7,6 +7,9 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -363,6 +367,23 @@ def test_interrupted_run_is_resumed(folder: Path, tmp_path: Path) -> None:
     assert result.runs[0].steps == 4
     expected = checkpoint_facts(folder / "out" / "runs" / "post-seed1")
     assert checkpoint_facts(tmp_path / "runs" / "post-seed1")[4] == expected[4]
+
+
+@pytest.mark.slow
+def test_runs_end_with_a_killed_comparison(folder: Path, tmp_path: Path) -> None:
+    flags = [f"--set={path}={value}" for path, value in (COMMON | {"train.steps": 100_000}).items()]
+    command = [sys.executable, "-m", "attent", "compare", "--data", str(folder / "corpus.tsv"), "--jobs", "2"]
+    command += ["--config", str(folder / "entries.toml"), "--out", str(tmp_path / "out"), *flags]
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    runs = tmp_path / "out" / "runs"
+    deadline = time.monotonic() + 60
+    while len(list(runs.glob("*/log.jsonl"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    children = process.children(recursive=True)
+    assert len(children) >= 2
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
 def test_other_entries_go_on_where_one_fails(folder: Path, tmp_path: Path) -> None:

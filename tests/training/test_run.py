@@ -50,6 +50,11 @@ def train_small(folder: Path, **options: object) -> TrainResult:
     )
 
 
+def test_run_without_a_finite_loss_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match="no validation gave a finite loss.*; lower --lr"):
+        train_small(tmp_path, lr=1e30, warmup=1)
+
+
 def test_train_returns_the_scores_and_a_second_call_finds_the_run_complete(tmp_path: Path) -> None:
     events: list[Event] = []
     handler = signal.getsignal(signal.SIGINT)
