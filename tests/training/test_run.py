@@ -51,7 +51,7 @@ def train_small(folder: Path, **options: object) -> TrainResult:
 
 
 def test_run_without_a_finite_loss_says_so(tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match="no validation gave a finite loss.*; lower --lr"):
+    with pytest.raises(TrainError, match=r"no validation gave a finite loss.*; lower --lr"):
         train_small(tmp_path, lr=1e30, warmup=1)
 
 
