@@ -25,9 +25,10 @@ from attent.training.run_options import TrainError
 from tests.text.corpus import lines
 
 # A learning rate and an eps that do not amplify rounding: with a high rate, runs that differ in the last digit of a sum
-# diverge within a hundred steps.
+# diverge within a hundred steps. Micro-batches so small that each batch has one per process: a batch with fewer is split
+# differently, and then dropout differs.
 RECIPE = """
---device cpu --precision float32 --threads 1 --batch-tokens 512 --micro-batch-tokens 128 --valid-sentences 0 --average 0
+--device cpu --precision float32 --threads 1 --batch-tokens 512 --micro-batch-tokens 32 --valid-sentences 0 --average 0
 --hold-out 20 --lr 0.002 --warmup 10 --clip-norm 1 --dropout 0.2 --quiet --set train.eps=1e-6
 --set decode.beam_size=1 --set model.layers=2 --set model.width=32 --set model.ffn_width=64 --set model.heads=2
 """.split()
@@ -171,7 +172,7 @@ def test_two_processes_match_one_and_only_rank_0_logs(corpus: Path, tmp_path: Pa
 def test_at_step_100_the_loss_of_two_processes_is_that_of_one(
     corpus: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    hundred = ("--steps", "100", "--valid-every", "25", "--seed", "2")  # some seeds amplify the rounding of sums
+    hundred = ("--steps", "100", "--valid-every", "25")
     train(corpus, tmp_path / "one", 1, *hundred)
     train(corpus, tmp_path / "two", 2, *hundred, *more)
     assert_close(losses(tmp_path / "one"), losses(tmp_path / "two"))
