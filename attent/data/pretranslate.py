@@ -25,6 +25,7 @@ from attent.data.formats.xliff import REVIEW_ATTRIBUTES_1
 from attent.data.formats.xml import replace_invalid_chars
 from attent.data.pairs import CorpusError, LanguagePair
 from attent.formatting import escape_invisible
+from attent.text.scripts import is_separate_word
 
 TranslateTexts = Callable[[Sequence[str]], Sequence[str]]
 TransferMarkup = Callable[[Sequence[InlineContent]], Sequence[TransferredContent]]
@@ -352,17 +353,23 @@ def format_for_model(content: InlineContent) -> str:
 def restore_codes(content: InlineContent, template: InlineContent, *, spaced: bool = False) -> InlineContent:
     """Split texts into words and the other codes of `template`; one that occurs too often is repeated.
 
-    With `spaced`, the space that `format_for_model` adds is removed.
+    A code is found inside a longer word only if it is inside one in `template` (`u8`s). With `spaced`, the space that
+    `format_for_model` adds is removed.
     """
     codes: dict[str, list[InlineCode]] = {}
+    inside_words: set[str] = set()
     present = set(content)
-    for part in template:
+    sides = ("", *template, "")
+    for before, part, after in zip(sides[:-2], template, sides[2:], strict=True):
         if isinstance(part, InlineCode) and part not in present:
             codes.setdefault(part.display, []).append(part)
+            left, right = (side if isinstance(side, str) else "" for side in (before, after))
+            if not _is_separate(left + part.display + right, len(left), part.display):
+                inside_words.add(part.display)
     if not codes:
         return content
     parts: list[str | InlineCode] = []
-    for piece in chain.from_iterable(_find_codes(part, codes) for part in content):
+    for piece in chain.from_iterable(_find_codes(part, codes, inside_words) for part in content):
         same = codes.get(piece, []) if isinstance(piece, str) else []
         code = same.pop(0) if len(same) > 1 else same[0] if same else None
         before = parts[-1] if parts else ""
@@ -378,8 +385,17 @@ def _is_tag(part: str | InlineCode | None, role: Role) -> bool:
     return isinstance(part, InlineCode) and part.role == role and _NUMBERED_TAG.fullmatch(part.display) is not None
 
 
-def _find_codes(text: str | InlineCode, displays: Collection[str]) -> Iterator[str | InlineCode]:
-    """Split a text at the displays of codes, of which there may be thousands; the longest first."""
+def _is_separate(text: str, start: int, display: str) -> bool:
+    return not display or is_separate_word(text, start, start + len(display))
+
+
+def _find_codes(
+    text: str | InlineCode, displays: Collection[str], inside_words: Collection[str]
+) -> Iterator[str | InlineCode]:
+    """Split a text at the displays of codes, of which there may be thousands; the longest first.
+
+    Only those `inside_words` may be a part of a longer word.
+    """
     if isinstance(text, InlineCode):
         yield text
         return
@@ -388,7 +404,8 @@ def _find_codes(text: str | InlineCode, displays: Collection[str]) -> Iterator[s
     start = position = 0
     while lengths and (match := first_chars.search(text, position)):
         at = match.start()
-        display = next((text[at : at + n] for n in lengths if text[at : at + n] in displays), "")
+        found = (text[at : at + n] for n in lengths if text[at : at + n] in displays)
+        display = next((each for each in found if each in inside_words or _is_separate(text, at, each)), "")
         if display:
             yield text[start:at]
             yield display
