@@ -9,6 +9,7 @@ smallest cost wins: its negative log-probability and a penalty for each term tha
 """
 
 import codecs
+import math
 import os
 import re
 import unicodedata
@@ -38,6 +39,7 @@ _WORD = re.compile(rf"(?:(?![{UNSPACED_CHARS}])\w)+|\S")
 class GlossaryEntry:
     term: str
     translations: tuple[str, ...]
+    max_cost: float = math.inf  # log-probability that the term may cost in a sentence
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class TermPlacement:
 
     def __str__(self) -> str:
         entry, problem = self.match.entry, "stands where the alignment puts it" if self.is_elsewhere else "occurs"
-        return f"`{entry.term}` must be translated as `{'` or `'.join(entry.translations)}`, but no form {problem}"
+        rule = "must be" if math.isinf(entry.max_cost) else "is elsewhere"
+        return f"`{entry.term}` {rule} translated as `{'` or `'.join(entry.translations)}`, but no form {problem}"
 
 
 @dataclass(frozen=True)
