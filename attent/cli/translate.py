@@ -64,6 +64,9 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
         tuple[str, ...],
         flag("Documents", "column of a table or key of JSON or YAML to translate; may be repeated", "--field"),
     ] = ()
+    consistent_terms: Annotated[
+        bool, flag("Documents", "translate a rare word or name in the same way in the whole document; slower")
+    ] = False
     in_place: Annotated[bool, flag("Documents", "overwrite the document")] = False
     report: Annotated[
         Path | None, flag("Documents", "JSON or .tsv file: what was translated, skipped or is to review, and why")
@@ -162,7 +165,7 @@ def build_pipeline(
     from attent.storage.hub import locate_model
 
     constraints = PhraseConstraints(prefix=flags.prefix, require=flags.require, ban=flags.ban)
-    check_constraints(constraints, options)
+    check_constraints(constraints.extend(require=("term",)) if flags.consistent_terms else constraints, options)
     own = read_data_settings(locate_model(model)) if flags.glossary else {}
     languages = flags.src or own.get("src"), flags.to or flags.tgt or own.get("tgt")
     glossary = Glossary.from_file(flags.glossary, *languages) if flags.glossary else None
@@ -185,6 +188,7 @@ def build_pipeline(
         reverse=Translator.load(flags.reverse, **vars(device), notify=notify) if flags.reverse else None,
         context=choose_context(translator, flags.context),
         split_sentences=flags.split_sentences,
+        consistent_terms=flags.consistent_terms,
         output_format=OutputFormat(
             type=flags.output_type,
             n_best=flags.n_best,
@@ -236,7 +240,8 @@ def check_files(file: Path | None, stream: BinaryIO, flags: TranslateFlags) -> N
     from attent.storage.atomic import is_same_file
 
     for_documents = {
-        "--in-place": flags.in_place, "--field": flags.fields, "--report": flags.report, "--bilingual": flags.bilingual
+        "--in-place": flags.in_place, "--field": flags.fields, "--report": flags.report, "--bilingual": flags.bilingual,
+        "--consistent-terms": flags.consistent_terms,
     }  # fmt: skip
     for_lines = {
         "--n-best": flags.n_best > 1, "--output-type": flags.output_type != "text", "--with-score": flags.with_score,

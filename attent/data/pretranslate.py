@@ -10,7 +10,7 @@ the word alignment (`transfer`).
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count
@@ -25,8 +25,9 @@ from attent.data.formats.xliff import REVIEW_ATTRIBUTES_1
 from attent.data.formats.xml import replace_invalid_chars
 from attent.data.pairs import CorpusError, LanguagePair
 from attent.formatting import escape_invisible
+from attent.text.scripts import is_separate_word
 
-TranslateTexts = Callable[[Sequence[str]], Sequence[str]]
+TranslateTexts = Callable[[Sequence[str]], Sequence[str | TransferredContent]]
 TransferMarkup = Callable[[Sequence[InlineContent]], Sequence[TransferredContent]]
 _UNCERTAIN = "the place of its markup is a guess"
 _TEXT_BREAK = re.compile(rf"((?:[\t-\r\x1c-\x1f\x85\u2028\u2029]|{placeholders.HTML_BLOCK_TAG})+)", re.IGNORECASE)
@@ -89,13 +90,13 @@ def pretranslate_file(
         filled_count=sum(not isinstance(result, SkippedUnit) for result in results),
         existing_count=scan.existing_count,
         skipped=tuple(sorted(skipped, key=lambda unit: unit.line)),
-        for_review=tuple(unit.report(_UNCERTAIN) for unit in pending if unit.uncertain_runs),
+        for_review=tuple(unit.report(_join(unit.review_reasons.values())) for unit in pending if unit.review_reasons),
         filled=tuple(
             FilledContent(
                 line=unit.unit.line,
                 source=number_codes(source),
                 target=target,
-                reason="" if unit.uncertain_runs.isdisjoint(runs) else _UNCERTAIN,
+                reason=_join(unit.review_reasons.get(run, "") for run in runs),
             )
             for unit, result in zip(pending, results, strict=True)
             if not isinstance(result, SkippedUnit)
@@ -140,8 +141,11 @@ def _translate_units(
         texts = list(dict.fromkeys(run.text for _, run in direct))
         translations = _check_count(texts, translate(texts)) if texts else {}
         for unit, run in direct:
-            text = " ".join(translations[run.text].split("\n")).strip()
-            unit.record(run, TransferredContent((restore_codes((text,), run.core, spaced=True),), is_certain=True))
+            result = translations[run.text]
+            text = result if isinstance(result, str) else units.get_display_text(result.candidates[0])
+            content = restore_codes((" ".join(text.split("\n")).strip(),), run.core, spaced=True)
+            problem = "" if isinstance(result, str) else result.problem
+            unit.record(run, TransferredContent((content,), is_certain=True, problem=problem))
     if transfer is not None:
         _transfer_runs([(unit, run) for unit, run in todo if run not in unit.translations], transfer)
 
@@ -184,6 +188,10 @@ def _check_count(sources: Sequence[Source], translations: Sequence[Target]) -> d
     return dict(zip(sources, translations, strict=True))
 
 
+def _join(reasons: Iterable[str]) -> str:
+    return "; ".join(filter(None, dict.fromkeys(reasons)))
+
+
 class _PendingUnit:
     """A unit, the translations of its runs so far, and their problems."""
 
@@ -198,7 +206,7 @@ class _PendingUnit:
         self.runs = [[] if self.skip_reason else split_runs(content, self.syntax) for content, _ in self.sources]
         self.translations: dict[TextRun, InlineContent] = {}
         self.problems: dict[TextRun, str] = {}
-        self.uncertain_runs: set[TextRun] = set()  # where the place of a code is a guess
+        self.review_reasons: dict[TextRun, str] = {}
 
     def record(self, run: TextRun, transferred: TransferredContent) -> None:
         """Keep the first candidate without a problem, else the problem of the first."""
@@ -209,7 +217,9 @@ class _PendingUnit:
             problem = problem or self.check_text(text) or placeholders.find_problem(run.core, content, self.syntax)
             if not problem:
                 self.translations[run] = content
-                self.uncertain_runs |= {run} if number > 0 or not transferred.is_certain else set()
+                guess = "" if number == 0 and transferred.is_certain else _UNCERTAIN
+                if reasons := _join((guess, transferred.problem)):
+                    self.review_reasons[run] = reasons
                 return
             self.problems.setdefault(run, problem)
 
@@ -239,7 +249,7 @@ class _PendingUnit:
         return SkippedUnit(line=self.unit.line, source=source, reason=reason)
 
     def _skip(self, index: int, reason: str) -> SkippedUnit:
-        self.uncertain_runs.clear()
+        self.review_reasons.clear()
         return self.report(reason, index)
 
 
@@ -352,17 +362,23 @@ def format_for_model(content: InlineContent) -> str:
 def restore_codes(content: InlineContent, template: InlineContent, *, spaced: bool = False) -> InlineContent:
     """Split texts into words and the other codes of `template`; one that occurs too often is repeated.
 
-    With `spaced`, the space that `format_for_model` adds is removed.
+    A code is found inside a longer word only if it is inside one in `template` (`u8`s). With `spaced`, the space that
+    `format_for_model` adds is removed.
     """
     codes: dict[str, list[InlineCode]] = {}
+    inside_words: set[str] = set()
     present = set(content)
-    for part in template:
+    sides = ("", *template, "")
+    for before, part, after in zip(sides[:-2], template, sides[2:], strict=True):
         if isinstance(part, InlineCode) and part not in present:
             codes.setdefault(part.display, []).append(part)
+            left, right = (side if isinstance(side, str) else "" for side in (before, after))
+            if not _is_separate(left + part.display + right, len(left), part.display):
+                inside_words.add(part.display)
     if not codes:
         return content
     parts: list[str | InlineCode] = []
-    for piece in chain.from_iterable(_find_codes(part, codes) for part in content):
+    for piece in chain.from_iterable(_find_codes(part, codes, inside_words) for part in content):
         same = codes.get(piece, []) if isinstance(piece, str) else []
         code = same.pop(0) if len(same) > 1 else same[0] if same else None
         before = parts[-1] if parts else ""
@@ -378,8 +394,17 @@ def _is_tag(part: str | InlineCode | None, role: Role) -> bool:
     return isinstance(part, InlineCode) and part.role == role and _NUMBERED_TAG.fullmatch(part.display) is not None
 
 
-def _find_codes(text: str | InlineCode, displays: Collection[str]) -> Iterator[str | InlineCode]:
-    """Split a text at the displays of codes, of which there may be thousands; the longest first."""
+def _is_separate(text: str, start: int, display: str) -> bool:
+    return not display or is_separate_word(text, start, start + len(display))
+
+
+def _find_codes(
+    text: str | InlineCode, displays: Collection[str], inside_words: Collection[str]
+) -> Iterator[str | InlineCode]:
+    """Split a text at the displays of codes, of which there may be thousands; the longest first.
+
+    Only those `inside_words` may be a part of a longer word.
+    """
     if isinstance(text, InlineCode):
         yield text
         return
@@ -388,7 +413,8 @@ def _find_codes(text: str | InlineCode, displays: Collection[str]) -> Iterator[s
     start = position = 0
     while lengths and (match := first_chars.search(text, position)):
         at = match.start()
-        display = next((text[at : at + n] for n in lengths if text[at : at + n] in displays), "")
+        matches = (text[at : at + n] for n in lengths if text[at : at + n] in displays)
+        display = next((each for each in matches if each in inside_words or _is_separate(text, at, each)), "")
         if display:
             yield text[start:at]
             yield display

@@ -9,6 +9,7 @@ smallest cost wins: its negative log-probability and a penalty for each term tha
 """
 
 import codecs
+import math
 import os
 import re
 import unicodedata
@@ -23,6 +24,7 @@ from attent.data.formats import tmx
 from attent.decoding.input_lines import decode_line
 from attent.decoding.options import Hypothesis, InputError
 from attent.text.language_tags import is_tag_match
+from attent.text.scripts import UNSPACED_CHARS, is_separate_word, is_word_boundary
 
 if TYPE_CHECKING:
     from attent.decoding.alignment import Alignment  # imports torch, which the server's front end does not need
@@ -30,17 +32,14 @@ if TYPE_CHECKING:
 COMMENT_PREFIX = "#"
 ALTERNATIVE_SEPARATOR = "|"
 LINE_FORMAT = "a term, a tab and its translation"
-UNSPACED_CHARS = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Thai to Han
-)
 _WORD = re.compile(rf"(?:(?![{UNSPACED_CHARS}])\w)+|\S")
-_UNSPACED_CHAR = re.compile(f"[{UNSPACED_CHARS}]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlossaryEntry:
     term: str
     translations: tuple[str, ...]
+    max_cost: float = math.inf  # log-probability that the term may cost in a sentence
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,8 @@ class TermPlacement:
 
     def __str__(self) -> str:
         entry, problem = self.match.entry, "stands where the alignment puts it" if self.is_elsewhere else "occurs"
-        return f"`{entry.term}` must be translated as `{'` or `'.join(entry.translations)}`, but no form {problem}"
+        rule = "must be" if math.isinf(entry.max_cost) else "is elsewhere"
+        return f"`{entry.term}` {rule} translated as `{'` or `'.join(entry.translations)}`, but no form {problem}"
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,10 @@ class Glossary:
 
     def _match_longest(self, text: str, word: re.Match[str]) -> tuple[GlossaryEntry | None, int]:
         start = word.start()
-        if _is_word_boundary(text[max(start - 1, 0) : start], text[start]):
+        if is_word_boundary(text[max(start - 1, 0) : start], text[start]):
             for length in self._term_lengths.get(word[0], ()):
                 entry = self._spellings.get(text[start : start + length])
-                if entry is not None and _is_word_boundary(
+                if entry is not None and is_word_boundary(
                     text[start + length - 1], text[start + length : start + length + 1]
                 ):
                     return entry, start + length
@@ -193,17 +193,12 @@ def _find_forms(text: str, match: TermMatch) -> Iterator[tuple[str, range]]:
     for form in sorted(match.forms, key=len, reverse=True):
         start = -1
         while (start := text.find(form, start + 1)) >= 0:
-            if _is_separate(text, start, start + len(form)):
+            if is_separate_word(text, start, start + len(form)):
                 first = text.count(" ", 0, start)
                 yield form, range(first, first + 1 + form.count(" "))
         capital = _capitalize(form)
-        if capital != form and text.startswith(capital) and _is_separate(text, 0, len(form)):
+        if capital != form and text.startswith(capital) and is_separate_word(text, 0, len(form)):
             yield capital, range(1 + form.count(" "))
-
-
-def _is_separate(text: str, start: int, end: int) -> bool:
-    """True if no word extends over the ends of a part of the text."""
-    return _is_word_boundary(text[:start][-1:], text[start]) and _is_word_boundary(text[end - 1], text[end : end + 1])
 
 
 def _is_aligned(source: range, target: range, alignment: "Alignment") -> bool:
@@ -231,21 +226,6 @@ def _build_entry(columns: list[str], location: str) -> GlossaryEntry:
 
 def _normalize_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
-
-
-def _is_word_boundary(before: str, after: str) -> bool:
-    """True if no word spans these two characters; either is empty at an end of the text."""
-    if not before or not after:
-        return True
-    if unicodedata.category(after)[0] == "M":
-        return False
-    if _UNSPACED_CHAR.match(before) or _UNSPACED_CHAR.match(after):
-        return True
-    return not (_is_word_char(before) and _is_word_char(after))
-
-
-def _is_word_char(char: str) -> bool:
-    return char.isalnum() or char == "_" or unicodedata.category(char)[0] == "M"
 
 
 # --- translations that have the terms --------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from attent.data.formats.units import InlineCode, InlineContent, TransferredCont
 from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguageMismatchError, LanguagePair
 from attent.data.pretranslate import PretranslateResult, pretranslate_file
 from attent.decoding.alignment import AlignmentError, find_cross_layers
+from attent.decoding.document_terms import find_document_terms
 from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
 from attent.decoding.input_lines import LineBlock, LineSource
@@ -67,6 +68,7 @@ class TranslationPipeline:
     reverse: Translator | None = None  # translates back, for `Quality`
     context: int = 0  # preceding sentences; the model must be trained with as many
     split_sentences: bool = False
+    consistent_terms: bool = False  # of a document, by a second pass
     output_format: OutputFormat = OutputFormat()  # noqa: RUF009 - frozen
 
     @cached_property
@@ -332,19 +334,30 @@ def pretranslate_document(
     augmented = read_data_settings(pipeline.translator.folder).get("augment", ())
     if not is_tmx:  # a TMX file gets new variants with the region of the target
         own = ANY_LANGUAGES.fill_open_sides(own.source, own.target)
-    try:
-        if is_tmx and requested.target is None:
-            check_tmx_target(content, str(file), LanguagePair(requested.source or own.source, own.target))
+
+    def fill(pipeline: TranslationPipeline, translations: dict[str, Translation]) -> PretranslateResult:
+        transfer = partial(transfer_markup, pipeline, progress=progress, translations=translations)
         return pretranslate_file(
             content,
             str(file),
-            lambda texts: translate_document_texts(pipeline, texts, progress),
-            transfer=lambda contents: transfer_markup(pipeline, contents, progress),
+            lambda texts: transfer([(text,) for text in texts]),
+            transfer=transfer,
             copies_tags=any(str(item).startswith(f"{TAGS}=") for item in augmented),
             src=requested.source or own.source,
             tgt=requested.target or own.target,
             fields=fields,
         )
+
+    try:
+        if is_tmx and requested.target is None:
+            check_tmx_target(content, str(file), LanguagePair(requested.source or own.source, own.target))
+        translations: dict[str, Translation] = {}
+        result = fill(pipeline, translations)
+        if pipeline.consistent_terms:
+            terms, again = find_document_terms(translations, pipeline.translator.tokenizer, pipeline.glossary)
+            consistent = {text: unit for text, unit in translations.items() if text not in again}
+            result = fill(replace(pipeline, glossary=terms), consistent) if again else result
+        return result
     except LanguageMismatchError as error:
         if not requested.is_open:
             raise
@@ -383,14 +396,17 @@ def warn_of_requested_languages(pipeline: TranslationPipeline, tgt: str | None, 
 
 
 def translate_document_texts(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> list[str]:
-    transferred = transfer_markup(pipeline, [(text,) for text in texts], progress)
+    transferred = transfer_markup(pipeline, [(text,) for text in texts], progress, {})
     return [get_display_text(content.candidates[0]) for content in transferred]
 
 
 def transfer_markup(
-    pipeline: TranslationPipeline, contents: Sequence[InlineContent], progress: LineProgress
+    pipeline: TranslationPipeline,
+    contents: Sequence[InlineContent],
+    progress: LineProgress,
+    translations: dict[str, Translation],
 ) -> list[TransferredContent]:
-    """Translate contents without their codes, and put the codes where the word alignment says."""
+    """Translate contents that are not in `translations` without their codes; put those where the alignment says."""
     texts = [remove_codes(content) for content in contents]
     is_marked = [any(isinstance(part, InlineCode) for part in content) for content in contents]
     sources = pipeline.add_document_context(texts)
@@ -402,16 +418,20 @@ def transfer_markup(
         indices = [index for index, marked in enumerate(is_marked) if marked == group]
         for first in range(0, len(indices), pipeline.block_lines):
             block = indices[first : first + pipeline.block_lines]
-            can_align = group and pipeline.can_align
+            can_align = (group or pipeline.consistent_terms) and pipeline.can_align
             can_align = can_align and max(len(texts[index].split()) for index in block) <= MAX_ALIGNED_WORDS
-            translations = (aligned if can_align else pipeline).translate([sources[index] for index in block], first)
-            for translation in translations:
+            new = list(dict.fromkeys(sources[index] for index in block if sources[index] not in translations))
+            translated = (aligned if can_align else pipeline).translate(new, first) if new else []
+            for translation in translated:
                 for term in translation.missed_terms:
                     progress.print_message(f"{escape_invisible(translation.source[:60])}: {term}")
-            for index, translation in zip(block, translations, strict=True):
+            translations.update(zip(new, translated, strict=True))
+            for index in block:
+                translation = translations[sources[index]]
                 links = select_links(translation.alignment, texts[index], translation.text) if can_align else ()
                 text = " ".join(translation.text.split("\n")).strip()
-                transferred[index] = project_codes(contents[index], text, links)
+                content = project_codes(contents[index], text, links)
+                transferred[index] = content._replace(problem="; ".join(map(str, translation.missed_terms)))
             done += len(block)
             progress.update(done, 0, total_lines=len(texts))
     return transferred

@@ -761,9 +761,10 @@ class Translator:
             is, such as a placeholder, must not be missing."""
             forms = () if term.is_elsewhere else term.match.forms
             if term.match.entry.term in forms:
-                return math.inf
+                return term.match.entry.max_cost
             count = max(map(len, self.tokenizer.target.encode(forms)), default=0)
-            return math.log(self.model.config.output_vocab / ARBITRARY_SHARE) * (1 + count)
+            cost = math.log(self.model.config.output_vocab / ARBITRARY_SHARE) * (1 + count)
+            return min(cost, term.match.entry.max_cost)
 
         results, missed = translate_terms(
             matches, free, compute_penalty=compute_penalty, search=search_phrases, align=align

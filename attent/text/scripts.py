@@ -7,6 +7,7 @@ is CLDR's (from Babel); where CLDR has none, it is detected from the text.
 
 import re
 import tomllib
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
@@ -21,6 +22,10 @@ SCRIPT_LETTERS: dict[str, str] = _TABLES["letters"]
 WRITING_SYSTEMS: dict[str, list[str]] = _TABLES["writing_systems"]
 SECONDARY_SCRIPTS: dict[str, list[str]] = _TABLES["secondary"]
 UNSPACED_SCRIPTS: Scripts = frozenset({"Hani", "Kana", "Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Yiii"})
+UNSPACED_CHARS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Thai to Han
+)
+_UNSPACED_CHAR = re.compile(f"[{UNSPACED_CHARS}]")
 MIN_MAIN_SHARE = 0.9  # of the letters, that the main scripts of a side have together
 MIN_LETTERS = 20  # in a sample, before the share of a script is meaningful
 
@@ -50,3 +55,25 @@ def detect_scripts(texts: Iterable[str]) -> Scripts | None:
 
 def has_word_spaces(scripts: Scripts | None) -> bool:
     return not scripts or not scripts & UNSPACED_SCRIPTS or "Hang" in scripts
+
+
+def is_separate_word(text: str, start: int, end: int) -> bool:
+    """True if no word extends over the ends of a part of the text."""
+    return is_word_boundary(text[max(start - 1, 0) : start], text[start]) and is_word_boundary(
+        text[end - 1], text[end : end + 1]
+    )
+
+
+def is_word_boundary(before: str, after: str) -> bool:
+    """True if no word spans these two characters; either is empty at an end of the text."""
+    if not before or not after:
+        return True
+    if unicodedata.category(after)[0] == "M":
+        return False
+    if _UNSPACED_CHAR.match(before) or _UNSPACED_CHAR.match(after):
+        return True
+    return not (_is_word_char(before) and _is_word_char(after))
+
+
+def _is_word_char(char: str) -> bool:
+    return char.isalnum() or char == "_" or unicodedata.category(char)[0] == "M"

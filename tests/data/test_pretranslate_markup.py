@@ -66,6 +66,33 @@ def test_placeholders_that_the_model_copies_stay_where_it_puts_them() -> None:
     assert result.content == b"<b>%s all</b> of {n}\n"
 
 
+@pytest.mark.parametrize(
+    ("source", "translation", "expected", "is_certain"),
+    [
+        ("<code>run</code> it", "Stunrung run", "Stunrung <code>run</code>", True),
+        ("<code>run</code> it", "Stunrung", "<code>run</code> it", False),
+        ("at <code>v</code> now", "vier Uhr", "at <code>v</code> now", False),
+        ("<code>v</code> is here", "vier bei v", "vier bei <code>v</code>", True),
+        ("two <code>u8</code>s here", "zwei u8s", "zwei <code>u8</code>s", True),
+        ("the <code>run</code> now", "我run了", "我<code>run</code>了", True),
+        ("a <code>文</code> b", "中文字", "中<code>文</code>字", True),
+    ],
+)
+def test_code_inside_of_another_word_is_not_copied(
+    source: str, translation: str, expected: str, is_certain: bool
+) -> None:
+    def translate(contents: Sequence[InlineContent]) -> list[TransferredContent]:
+        texts = [remove_codes(content) for content in contents]
+        is_copied = all(isinstance(part, str) for content in contents for part in content)
+        if is_copied:
+            return [TransferredContent(((translation,),), is_certain=True) for _ in texts]
+        return [TransferredContent((content,), is_certain=False) for content in contents]
+
+    result = pretranslate_file(f"<p>{source}</p>".encode(), "a.html", list, transfer=translate)
+    assert result.content.decode() == f"<p>{expected}</p>"
+    assert len(result.for_review) == (not is_certain)
+
+
 def test_placeholders_that_a_sample_loses_do_not_go_through_the_model_later() -> None:
     requested: list[list[str]] = []
 

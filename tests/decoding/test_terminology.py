@@ -120,7 +120,7 @@ def test_the_best_form_is_chosen_unless_it_costs_too_much() -> None:
 
 def test_what_cannot_be_searched_is_reported() -> None:
     translator = build_random_translator(0)
-    for form, options in (("Hund " * 60, {}), ("Hund", {"banned": ["hund"]}), ("Hund", {"max_length": 2})):
+    for form, options in (("Hund " * 60, {}), ("Hund", {"ban": ["hund"]}), ("Hund", {"max_length": 2})):
         translation = translator(SOURCES[0], glossary={"dog": form.strip()}, **options)
         assert str(translation.missed_terms[0]).startswith("`dog` must be translated as `Hund")
         assert translation.text == translator(SOURCES[0], **options).text

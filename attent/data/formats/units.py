@@ -43,6 +43,7 @@ class TransferredContent(NamedTuple):
 
     candidates: tuple[InlineContent, ...]
     is_certain: bool  # False: a person should check where the codes of the first candidate are
+    problem: str = ""  # of the text, for a person to check
 
 
 class Edit(NamedTuple):
