@@ -41,7 +41,7 @@ DEFAULTS: dict[type, dict[str, object]] = {
     SamplingOptions: {"temperature": 1.0, "top_p": 1.0, "seed": 1},
     SearchOptions: {
         "beam_size": 4, "n_best": 1, "length_penalty": 0.6, "length_penalty_type": "avg", "beam_groups": 1,
-        "diversity_penalty": 0.5,
+        "diversity_penalty": 0.5, "prevent_loops": True,
     },
     OutputFormat: {"type": "text", "n_best": 1},
     CausalConfig: {"tie_output": True},
