@@ -25,8 +25,8 @@ from attent.training.run_options import TrainError
 from tests.text.corpus import lines
 
 # A learning rate and an eps that do not amplify rounding: with a high rate, runs that differ in the last digit of a sum
-# diverge within a hundred steps. Micro-batches so small that each batch has one per process: a batch with fewer is split
-# differently, and then dropout differs.
+# diverge within a hundred steps. Micro-batches so small that each batch has one per process: a batch with fewer is
+# split differently, and then dropout differs.
 RECIPE = """
 --device cpu --precision float32 --threads 1 --batch-tokens 512 --micro-batch-tokens 32 --valid-sentences 0 --average 0
 --hold-out 20 --lr 0.002 --warmup 10 --clip-norm 1 --dropout 0.2 --quiet --set train.eps=1e-6
