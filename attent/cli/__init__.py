@@ -148,8 +148,8 @@ def format_failure(error: BaseException) -> str | None:
         cause = cause.__cause__
     if isinstance(error, OSError) and error.errno == errno.EBADF and error.filename is None:
         return "standard input is closed; redirect it from a file, or from /dev/null"
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror or type(error).__name__}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return (str(error) or type(error).__name__) if isinstance(error, (ValueError, OSError)) else None
 
 

@@ -71,6 +71,7 @@ def serve(
         run.check_host(flags.host, options, flags.allow_public)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")  # to stderr: problems, with --verbose requests
     logging.getLogger("attent.serving").setLevel(logging.INFO if flags.verbose or flags.log_text else logging.WARNING)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
     names = ("host", "port", "src", "tgt", "workers", "devices", "allow_public")
     print(f"loading {', '.join(map(str, models))} ...", file=sys.stderr, flush=True)
     run.serve(

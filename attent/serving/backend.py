@@ -279,7 +279,7 @@ class WorkerProcess(Channel):
         super()._deliver(messages)
         for _, kind, value in (message for message in messages if message[0] < 0):
             if kind == "note":
-                log.info("%s", value)
+                log.log(logging.INFO if self.started.done() else logging.WARNING, "%s", value)
             elif not self.started.done():  # else it is the answer to a ping
                 if kind == "error":
                     self.started.set_exception(value)

@@ -161,6 +161,7 @@ def write_command(path: Path, body: str, head: str = "") -> None:
             "error: `beam_size` must be 1 or more",
         ),
         ("open('no/such/file.tsv')", 1, "error: no/such/file.tsv: No such file or directory"),
+        ("raise OSError(28, 'No space left on device')", 1, "error: No space left on device"),
         ("raise KeyboardInterrupt", 130, "attent: interrupted"),
         ("raise ModuleNotFoundError(name='granian.server')", 1, "pip install 'attent[serve]'"),
     ],

@@ -103,6 +103,8 @@ class EchoConfig(ServiceConfig):
         model = (self.folders[0] / "manifest.json").read_text()
         if self.name in model:
             raise ValueError("damaged")
+        if notify is not None:
+            notify("using the torch engine, which is slower")
         return EchoService(model)
 
 
@@ -259,6 +261,14 @@ def test_too_many_open_files_end_neither_the_watch_nor_the_supervision(
             pool.workers[0].process.kill()
             await wait_for(lambda: not pool.is_ready)
             assert await pool.call("translate", "text") == ("22", 4)
+
+    asyncio.run(run())
+
+
+def test_a_slower_engine_is_a_warning_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with start_pool(tmp_path, "a"):
+            assert [record.message for record in caplog.records] == ["using the torch engine, which is slower"]
 
     asyncio.run(run())
 

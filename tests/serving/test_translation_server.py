@@ -584,6 +584,15 @@ def test_sigterm_lets_running_requests_finish() -> None:
         assert process.wait(20) == 0
 
 
+def test_malformed_forms_are_not_logged() -> None:
+    with run_command() as (process, client):
+        headers = {"Content-Type": "multipart/form-data; boundary=b"}
+        assert client.send("POST", "/translate", b"malformed", headers).status == 400
+        process.terminate()
+        assert process.stderr is not None
+        assert len(process.stderr.read().splitlines()) == 2  # "loading ..." and "open it in a browser ..."
+
+
 def test_a_server_for_other_machines_needs_a_key() -> None:
     with pytest.raises(ServeError, match="--api-key"):
         check_host("0.0.0.0", ServerOptions(), allow_public=False)
