@@ -295,7 +295,7 @@ class SearchRequest:
     prefix_ends_word: bool = False  # a new word must follow the prefix
     rng_key: int = 0  # sampling depends on it
     max_length: int = 0  # of the target, with the end token
-    forbid_loops: bool = False  # never repeat a short sequence of tokens over and over
+    forbid_loops: bool = False  # never repeat a short sequence of tokens over and over; set by `prevent_loops`
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -332,7 +332,7 @@ class AblationMeter:
         with mask_heads(self.model, *parts):
             # A translator of its own converts the masked weights for CTranslate2, for this measurement only.
             translator = copy_translator(self.translator, self.model, engine=self.engine)
-            translations = translator.translate(self.data.sources, self.search, to=self.data.to, prevent_loops=False)
+            translations = translator.translate(self.data.sources, self.search, to=self.data.to)
             loss = self.compute_loss()
         outputs = tuple(" ".join(translation.text.splitlines()) for translation in translations)
         if outputs not in self.bleu_cache:

@@ -178,7 +178,8 @@ def ablate_folder(
     folder = locate_model(folder)
     translator = Translator.load(folder, **vars(device), notify=notify)
     pairs = ablate.AblationData.from_test_set(test_set, translator, folder, to=to, limit=limit)
-    meter = ablate.AblationMeter(translator=translator, data=pairs, search=SearchOptions(beam_size=beam_size))
+    search = SearchOptions(beam_size=beam_size, prevent_loops=False)  # which would hide damage
+    meter = ablate.AblationMeter(translator=translator, data=pairs, search=search)
     return AblationJob(folder=folder.expanduser(), meter=meter, notify=notify).run(selection, prune_to, max_bleu_drop)
 
 

@@ -8,6 +8,7 @@ import lzma
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -467,10 +468,18 @@ def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_pipe_is_read() -> None:
+@pytest.mark.parametrize("first", [1, 100])  # bytes of the first write
+def test_pipe_is_read(first: int) -> None:
+    def write() -> None:
+        content = gzip.compress(b"a\tb\n")
+        with open("pipe", "wb", buffering=0) as pipe:
+            pipe.write(content[:first])
+            time.sleep(0.2)
+            pipe.write(content[first:])
+
     os.mkfifo("pipe")
     corpus = open_corpus("pipe")
-    writer = threading.Thread(target=Path("pipe").write_bytes, args=(gzip.compress(b"a\tb\n"),))
+    writer = threading.Thread(target=write)
     writer.start()
     assert list_texts(corpus) == [("a", "b")]
     writer.join(timeout=5)

@@ -47,7 +47,7 @@ from attent.training.loop import write_model
 from tests.text.corpus import lines, tokenizer
 
 STACK = StackConfig(layers=2, width=16, heads=2, ffn_width=24, dropout=0.0)
-SEARCH = SearchOptions(beam_size=2, max_length=8)
+SEARCH = SearchOptions(beam_size=2, max_length=8, prevent_loops=False)
 SAMPLE = AblationData(name="toy", sources=lines()[0][:4], references=lines()[1][:4], to="de")
 HEAD = ModelPart("decoder.blocks.1.cross_attn", 1)
 

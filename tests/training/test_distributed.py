@@ -168,6 +168,14 @@ def test_two_processes_match_one_and_only_rank_0_logs(corpus: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_batches_of_fewer_micro_batches_than_processes_have_the_same_gradient(corpus: Path, tmp_path: Path) -> None:
+    few = ("--steps", "30", "--valid-every", "10", "--micro-batch-tokens", "512", "--dropout", "0")
+    train(corpus, tmp_path / "one", 1, *few)
+    train(corpus, tmp_path / "two", 2, *few)
+    assert_close(losses(tmp_path / "one"), losses(tmp_path / "two"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--shard",)], ids=["copied", "spread"])
 def test_at_step_100_the_loss_of_two_processes_is_that_of_one(
     corpus: Path, tmp_path: Path, more: tuple[str, ...]

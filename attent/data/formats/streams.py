@@ -82,6 +82,9 @@ def read_blocks(file: io.BufferedIOBase, name: str) -> Iterator[bytes]:
     """Yield blocks, decompressed according to the magic bytes."""
     raw = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)
     head = raw.peek(6)
+    if head and any(magic.startswith(head) and magic != head for magic in COMPRESSION_MAGIC.values()):
+        raw = io.BufferedReader(io.BytesIO(raw.read()))  # the first write to a pipe was shorter than the magic bytes
+        head = raw.peek(6)
     suffix = next((suffix for suffix, magic in COMPRESSION_MAGIC.items() if head.startswith(magic)), None)
     claimed = get_compression_suffix(name)
     if suffix is None and claimed:

@@ -24,7 +24,8 @@ MAX_GRID_ROWS = 2**16 - 1  # CUDA's limit of a grid's third dimension, which cou
 
 def avoid_cudnn(q: Tensor) -> AbstractContextManager[object]:
     """Disable cuDNN at inference: it takes 70 to 400 ms for each new shape in half precision (measured on an H200), and
-    inference meets new shapes all the time. Training repeats its shapes, and cuDNN is fast then."""
+    inference meets new shapes all the time. Training repeats its shapes, and cuDNN is fast then (but see
+    `SpeechObjective`)."""
     if q.device.type != "cuda" or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return nullcontext()
     return DISABLE_CUDNN
