@@ -36,8 +36,8 @@ SINUSOID_TABLES = ("model.encoder.embed_positions.weights", "model.decoder.embed
 TENSOR_MAPPINGS = [
     *marian.TENSOR_MAPPINGS,
     *conversion.read_mappings("bart"),
-    TensorMapping("encoder.positions.weight", "model.encoder.embed_positions.weight", SKIPPED_ROWS),
-    TensorMapping("decoder.positions.weight", "model.decoder.embed_positions.weight", SKIPPED_ROWS),
+    TensorMapping(("encoder.positions.weight",), "model.encoder.embed_positions.weight", SKIPPED_ROWS),
+    TensorMapping(("decoder.positions.weight",), "model.decoder.embed_positions.weight", SKIPPED_ROWS),
 ]
 
 
@@ -87,12 +87,11 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     check_expressible(config, family)
     pad = conversion.choose_pad(pad, PAD, config.vocab)
     tokens = {"decoder_start_token_id": config.start_id, "eos_token_id": config.end_id, "pad_token_id": pad}
-    tensors = conversion.rename_tensors(conversion.collect_cpu_tensors(model), model, TENSOR_MAPPINGS)
     hf_folder.write_folder(
         folder,
         config=to_hf_config(config, family) | tokens | {"dtype": conversion.get_dtype_name(model)},
         extra_files={hf_folder.GENERATION_FILE: tokens | {"num_beams": 5, "max_length": MAX_GENERATED}},
-        tensors=marian.drop_tied_copies(tensors, config),
+        tensors=marian.name_shared_embedding(conversion.export_tensors(model, TENSOR_MAPPINGS), config),
     )
 
 

@@ -45,13 +45,12 @@ CONFIG_KEYS = ConfigKeys.read("gpt2", GPT2Keys)
 
 
 def to_stack(keys: GPT2Keys, where: Path) -> StackConfig:
-    same_values = conversion.read_fields(keys, CONFIG_KEYS.field_to_key)
-    other_values: dict[str, Any] = {
+    values = conversion.read_fields(keys, CONFIG_KEYS.field_to_key) | {
         "ffn_width": 4 * keys.n_embd if keys.n_inner is None else keys.n_inner,
         "embedding_dropout": None if keys.embd_pdrop == keys.resid_pdrop else keys.embd_pdrop,
     }
     return StackConfig(
-        **same_values | other_values,
+        **values,
         causal=True,
         positions=LearnedConfig(max_length=keys.n_positions),
         norm_order="pre",

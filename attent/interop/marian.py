@@ -27,7 +27,7 @@ POSITION_TABLES = tuple(f"model.{side}.embed_positions.weight" for side in ("enc
 LAYER_MAPPINGS = conversion.read_mappings("marian", "layers")
 TENSOR_MAPPINGS = [
     *conversion.read_mappings("marian"),
-    TensorMapping("output.bias", LOGITS_BIAS, conversion.add_leading_axes(1)),
+    TensorMapping(("output.bias",), LOGITS_BIAS, conversion.add_leading_axes(1)),
     *LAYER_MAPPINGS,
 ]
 
@@ -175,7 +175,7 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
         folder,
         config=to_hf_config(model.config) | tokens | {"dtype": conversion.get_dtype_name(model)},
         extra_files={hf_folder.GENERATION_FILE: generation},
-        tensors=drop_tied_copies(conversion.rename_tensors(tensors, model, TENSOR_MAPPINGS), model.config),
+        tensors=name_shared_embedding(conversion.export_tensors(model, TENSOR_MAPPINGS, tensors), model.config),
     )
 
 
@@ -226,17 +226,12 @@ def find_feature_axis(name: str) -> int | None:
     return 1 if name.endswith(".weight") else None
 
 
-def drop_tied_copies(tensors: dict[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
-    """Keep one name of tied tensors, unless `transformers` would not tie them again."""
-    if config.tie_output:
-        del tensors[OUTPUT]
+def name_shared_embedding(tensors: dict[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
+    """Rename the embedding of both sides; add theirs if the output is untied, since `transformers` then unties all."""
     if config.share_embeddings:
-        tensors[SHARED] = tensors[SOURCE]
-        for name in (SOURCE, TARGET):
-            if config.tie_output:
-                del tensors[name]
-            else:
-                tensors[name] = tensors[name].clone()  # safetensors stores no memory twice
+        shared = tensors[SHARED] = tensors.pop(SOURCE)
+        if not config.tie_output:  # copies, since safetensors stores no memory twice
+            tensors |= {name: shared.clone() for name in (SOURCE, TARGET)}
     return tensors
 
 

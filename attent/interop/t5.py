@@ -37,7 +37,7 @@ def build_mappings(config: Seq2SeqConfig) -> list[TensorMapping]:
     layers = {"expand": "wi_0", "gate": "wi_1"} if config.stacks[0].gated else {"expand": "wi"}
     return TENSOR_MAPPINGS + [
         TensorMapping(
-            f"{side}.blocks.{{i}}.feedforward.{ours}", f"{side}.block.{{i}}.layer.{ffn}.DenseReluDense.{name}"
+            (f"{side}.blocks.{{i}}.feedforward.{ours}",), f"{side}.block.{{i}}.layer.{ffn}.DenseReluDense.{name}"
         )
         for side, ffn in (("encoder", 1), ("decoder", 2))
         for ours, name in layers.items()
