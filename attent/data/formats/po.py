@@ -16,7 +16,7 @@ from functools import partial
 from attent.data import pairs
 from attent.data.formats import placeholders, streams, units
 from attent.data.formats.placeholders import can_lack_count
-from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
+from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
 _KEYWORD = re.compile(r"(msgctxt|msgid_plural|msgid|msgstr)\s*(?:\[\s*(\d{1,3})\s*\])?\s*(?=\")", re.ASCII)
@@ -292,12 +292,8 @@ def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult
             if isinstance(sources, str) or entry.error:
                 result.skip(entry.line, entry.get_text("msgid"), sources if isinstance(sources, str) else entry.error)
             else:
-                contents, make_edits = tuple((source,) for source in sources), partial(_fill_forms, text, entry)
-                result.units.append(
-                    TranslationUnit(
-                        line=entry.line, contents=contents, make_edits=make_edits, format_names=entry.format_names
-                    )
-                )
+                contents = ((source,) for source in sources)
+                result.add_unit(entry.line, contents, partial(_fill_forms, text, entry), entry.format_names)
     return result
 
 

@@ -13,7 +13,7 @@ from xml.sax.saxutils import quoteattr
 from attent.data import pairs
 from attent.data.formats import xml
 from attent.data.formats.streams import EXCERPT_CHARS, TOO_LONG
-from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
+from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult
 from attent.data.formats.xml import XmlElement
 from attent.data.pairs import MAX_LISTED, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 from attent.text.language_tags import choose_tag, get_primary_subtag, is_same_language, is_tag_match, normalize_tag
@@ -177,7 +177,7 @@ class _TmxScanner:
             prop = self._make_review_prop(empty) + xml.get_indent(self.text, empty)
             return [Edit(empty.start, empty.start, prop), xml.replace_content(self.text, empty, inner_xml, {})]
 
-        self.result.units.append(TranslationUnit(line=unit.line, contents=(content,), make_edits=make_edits))
+        self.result.add_unit(unit.line, [content], make_edits)
 
     def _add_variant(self, unit: XmlElement, source: XmlElement, segment: XmlElement, inner_xml: str) -> Edit:
         """Insert a variant after the last one, with the layout of the source."""
@@ -275,7 +275,7 @@ def _list_terms(section: XmlElement) -> list[str]:
     """Return the terms of a language, the preferred ones first."""
     groups = section.find_children("termSec", "tig", "ntig", "termGrp")
     terms = [" ".join(term.get_text().split()) for term in section.find_children("term")]
-    statuses = "".join(child.get_text() for child in section.children if isinstance(child, XmlElement))
+    statuses = "".join(child.get_text() for child in section.elements)
     status = _STATUS.search(statuses) if terms else None
     if status and status[1] != "preferred":
         return []

@@ -53,8 +53,12 @@ class XmlElement:
     has_comments: bool = False
     is_truncated: bool = False  # a unit above MAX_UNIT_CHARS
 
+    @property
+    def elements(self) -> list[XmlElement]:
+        return [child for child in self.children if isinstance(child, XmlElement)]
+
     def find_children(self, *names: str) -> list[XmlElement]:
-        return [child for child in self.children if isinstance(child, XmlElement) and child.tag in names]
+        return [child for child in self.elements if child.tag in names]
 
     def find_child(self, name: str) -> XmlElement | None:
         return next(iter(self.find_children(name)), None)
