@@ -19,13 +19,8 @@ from attent.nn import LearnedConfig, SinusoidalConfig
 from attent.nn.positions import FAIRSEQ_START
 
 FamilyName = Literal["bart", "mbart", "m2m_100"]
-ARCHITECTURES = {  # with and without an output layer, which is tied to the embedding
-    "bart": ("BartForConditionalGeneration", "BartModel"),
-    "mbart": ("MBartForConditionalGeneration", "MBartModel"),
-    "m2m_100": ("M2M100ForConditionalGeneration", "M2M100Model"),
-}
+CLASS_NAMES = {"bart": "Bart", "mbart": "MBart", "m2m_100": "M2M100"}
 PAD = 1
-MAX_POSITIONS = 1024  # of transformers' first table of sinusoids
 MAX_GENERATED = 200  # tokens at which generate() stops; without it, after 20
 # A position table has rows that are never used in front, one for each number below the first position's.
 SKIPPED_ROWS = TensorLayout(
@@ -96,24 +91,25 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
 
 
 def check_expressible(config: Seq2SeqConfig, family: str) -> None:
-    name = ARCHITECTURES[family][0].removesuffix("ForConditionalGeneration")
-    positions = config.stacks[0].positions
+    name, positions = CLASS_NAMES[family], config.stacks[0].positions
     length = positions.max_length if isinstance(positions, LearnedConfig) else 0
-    marian.check_stacks(config, name, {key: (value,) for key, value in get_family_fields(family, length).items()})
-    required_fields = {"frontend": None, "scale_output": False, "output_transform": False, "target_vocab": None}
-    required_fields |= {"output_bias": False} if family == "m2m_100" else {}
-    conversion.check_fields(config, name, required_fields)
+    required = {key: (value,) for key, value in get_family_fields(family, length).items()}
+    marian.check_translator(config, name, required)
+    fields = {"target_vocab": None, "output_bias": False} if family == "m2m_100" else {"target_vocab": None}
+    conversion.check_fields(config, name, fields)
 
 
 def to_hf_config(config: Seq2SeqConfig, family: str) -> dict[str, Any]:
     positions = config.stacks[0].positions
     return {
         "model_type": family,
-        "architectures": [ARCHITECTURES[family][0]],
+        "architectures": [f"{CLASS_NAMES[family]}ForConditionalGeneration"],
         "is_encoder_decoder": True,
         "vocab_size": config.vocab,
         **marian.write_stacks(config),
-        "max_position_embeddings": positions.max_length if isinstance(positions, LearnedConfig) else MAX_POSITIONS,
+        "max_position_embeddings": positions.max_length
+        if isinstance(positions, LearnedConfig)
+        else marian.MAX_POSITIONS,
         "scale_embedding": config.scale_embeddings,
         "tie_word_embeddings": config.tie_output,
         "encoder_layerdrop": 0.0,

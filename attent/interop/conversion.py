@@ -321,14 +321,15 @@ class OpenFolder(Generic[F]):
         prefix: str = "",
         ignored_tensors: Sequence[str] = (),
     ) -> "OpenFolder[F]":
-        """`ignored_tensors` are those that we compute or do not need, with `{i}` for a number."""
+        """`ignored_tensors` are those that we compute or do not need: with `{i}` for a number, the prefix optional."""
         root = hf_folder.resolve_folder(folder)
         where = root / hf_folder.CONFIG_FILE
         known = select_schema_keys(hf_folder.read_json(where), keys, where)
         build_schema(known, keys, where)  # alone first, so that any other error is one of generation_config.json
         config = build_schema(merge_generation_tokens(known, root, keys), keys, root / hf_folder.GENERATION_FILE)
         stored = hf_folder.open_tensors(root)
-        patterns = [re.escape(name).replace(r"\{i\}", r"\d+") for name in ignored_tensors]
+        names = [*ignored_tensors, *(name.removeprefix(prefix) for name in ignored_tensors)]
+        patterns = [re.escape(name).replace(r"\{i\}", r"\d+") for name in names]
         ignored = re.compile("|".join(patterns) or "(?!)")
         stored = {name: tensor for name, tensor in stored.items() if not ignored.fullmatch(name)}
         omitted = "" if any(name.startswith(prefix) for name in stored) else prefix

@@ -16,9 +16,7 @@ TENSOR_MAPPINGS = [
     *conversion.read_mappings("gpt2"),
     TensorMapping(QKV, "transformer.h.{i}.attn.c_attn", concat_transposed(3)),
 ]
-IGNORED_TENSORS = [  # the causal mask
-    prefix + name for prefix in ("", PREFIX) for name in ("h.{i}.attn.bias", "h.{i}.attn.masked_bias")
-]
+IGNORED_TENSORS = ["transformer.h.{i}.attn.bias", "transformer.h.{i}.attn.masked_bias"]  # the causal mask
 
 
 @dataclass(frozen=True, kw_only=True)

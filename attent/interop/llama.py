@@ -15,10 +15,8 @@ PREFIX = "model."  # files of a model without a head leave it out
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 TENSOR_MAPPINGS = conversion.read_mappings("llama")
 IGNORED_TENSORS = [  # rotary frequencies, which we compute from the config, as transformers does
-    prefix + name
-    for prefix in ("", PREFIX)
-    for name in ("layers.{i}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
-]
+    "model.layers.{i}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,6 @@ FAMILY = "T5"
 SHARED = "shared.weight"
 SOURCE, TARGET = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"  # copies of it, in some files
 OUTPUT = "lm_head.weight"
-
-
 TENSOR_MAPPINGS = conversion.read_mappings("t5")
 IGNORED_TENSORS = [  # in t5-small and others: cross-attention has no relative positions, and transformers drops it too
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"

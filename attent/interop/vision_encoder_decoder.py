@@ -98,8 +98,6 @@ class VisionEncoderDecoderKeys:
 
 TOKEN_KEYS = tuple(field.name for field in fields(VisionEncoderDecoderKeys))
 CONFIG_KEYS = ConfigKeys.read("vision_encoder_decoder", VisionEncoderDecoderKeys)
-
-
 REQUIRED_VALUES = {"is_decoder": (True,), "add_cross_attention": (True,)}
 DECODER_KEYS: dict[str, ConfigKeys[Any]] = {
     family: replace(keys, family=FAMILY, required_values={**keys.required_values, **REQUIRED_VALUES})

@@ -15,14 +15,7 @@ from itertools import accumulate, pairwise
 from xml.sax.saxutils import escape
 
 from attent.data.formats import placeholders, units
-from attent.data.formats.units import (
-    Edit,
-    FileText,
-    InlineCode,
-    InlineContent,
-    ScanResult,
-    decode_plain_text,
-)
+from attent.data.formats.units import Edit, FileText, InlineCode, InlineContent, ScanResult, decode_plain_text
 from attent.data.pairs import LanguagePair
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import WIDE_STOPS, split_sentences

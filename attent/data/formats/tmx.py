@@ -39,8 +39,8 @@ SCHEMA = xml.XmlSchema(
     get_inline_text=lambda element: "\n" if _is_line_break(element) else "",
     is_break=_is_line_break,
 )
-TBX_ROOTS = ("tbx", "martif")
-TBX_SCHEMA = replace(SCHEMA, root=TBX_ROOTS[0], units=frozenset({"conceptEntry", "termEntry"}))
+TBX_UNITS = frozenset({"conceptEntry", "termEntry"})
+TBX_SCHEMAS = [replace(SCHEMA, root=root, units=TBX_UNITS) for root in ("tbx", "martif")]
 _STATUS = re.compile("(preferred|deprecated|superseded)Term")
 
 
@@ -250,7 +250,7 @@ def _is_source(tag: str, source: str, target: str | None) -> bool:
 
 
 def is_tbx(head: str) -> bool:
-    return any(replace(TBX_SCHEMA, root=root).matches_head(head) for root in TBX_ROOTS)
+    return any(schema.matches_head(head) for schema in TBX_SCHEMAS)
 
 
 def read_concepts(content: bytes, name: str) -> Iterator[tuple[int, list[tuple[str, str]]]]:
@@ -258,10 +258,8 @@ def read_concepts(content: bytes, name: str) -> Iterator[tuple[int, list[tuple[s
 
     Deprecated and superseded terms are left out; preferred ones come first.
     """
-    root = next(
-        (root for root in TBX_ROOTS if re.search(rf"<(?:[\w.-]+:)?{root}[\s>/]".encode(), content)), TBX_ROOTS[0]
-    )
-    for unit in xml.parse_xml([content], name, replace(TBX_SCHEMA, root=root)):
+    roots = (schema for schema in TBX_SCHEMAS if re.search(rf"<(?:[\w.-]+:)?{schema.root}[\s>/]".encode(), content))
+    for unit in xml.parse_xml([content], name, next(roots, TBX_SCHEMAS[0])):
         if unit.is_truncated:
             raise CorpusError(f"{name}, line {unit.line:,}: this concept is too large; split it")
         sections = [

@@ -253,8 +253,6 @@ def check_cancelled(should_stop: StopCheck | None) -> None:
 
 
 DEFAULT_LENGTH = 64  # positions shown
-
-
 SCHEME_DESCRIPTIONS = {  # formula and note
     "sinusoidal": (
         "PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))",
