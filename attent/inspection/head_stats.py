@@ -593,20 +593,21 @@ def build_document_features(tokens: Sequence[Mapping[str, Any]], spelling_ids: d
 def build_word_pair(target: Sequence[Mapping[str, Any]], source: Sequence[Mapping[str, Any]]) -> TokenWordMap:
     """Group tokens into words by the spaces before them; without the target's end token."""
     target = target[:-1] if target and target[-1]["special"] == "end" else target
-    target_words, source_words = index_words(target), index_words(source)
+    (target_words, target_count), (source_words, source_count) = index_words(target), index_words(source)
     return TokenWordMap(
         source_word_ids=source_words,
         target_word_ids=target_words,
-        source_word_count=1 + max((word for word in source_words if word is not None), default=-1),
-        target_word_count=1 + max((word for word in target_words if word is not None), default=-1),
+        source_word_count=source_count,
+        target_word_count=target_count,
     )
 
 
-def index_words(tokens: Sequence[Mapping[str, Any]]) -> list[int | None]:
+def index_words(tokens: Sequence[Mapping[str, Any]]) -> tuple[list[int | None], int]:
+    """Return the word of each token, None for special ones, and the number of words."""
     words: list[int | None] = []
     count = 0
     for token in tokens:
         is_special = token["special"] not in (None, "byte", "unknown")
         count += not is_special and (bool(token["space"]) or count == 0)
         words.append(None if is_special else count - 1)
-    return words
+    return words, count

@@ -175,10 +175,9 @@ def to_hf_config(config: VisionConfig, dtype: str) -> dict[str, Any]:
     return {
         "model_type": "vit",
         "architectures": [ARCHITECTURES[0] if config.labels else ARCHITECTURES[1]],
-        **conversion.write_fields(CONFIG_KEYS.field_to_key, config.stack),
+        **conversion.write_fields(CONFIG_KEYS.field_to_key, config, config.stack),
         "image_size": config.image_size,
         "patch_size": config.patch_size,
-        "num_channels": config.channels,
         "encoder_stride": config.patch_size,
         "qkv_bias": True,
         "dtype": dtype,
