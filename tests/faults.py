@@ -373,7 +373,7 @@ FAULTS = """
 + inputs = (self.q, self.k, self.v, self.mask, None, self.scale)
 
 # head masking ignores the bias
-@ inspection/ablate.py::iter_linear_weights: inspection/test_head_masking.py
+@ inspection/ablate.py::iter_output_weights: inspection/test_head_masking.py
 - if linear.bias is not None:
 + if False:
 

@@ -101,7 +101,7 @@ def mask_heads(model: nn.Module | Translator, *parts: str | ModelPart) -> Iterat
     if not isinstance(module, nn.Module):
         raise AttentError(f"`model` must be a model or a Translator, but is of type {type(model).__name__}")
     chosen = [part if isinstance(part, ModelPart) else ModelPart.parse(part) for part in parts]
-    views = [view for part in chosen for view in iter_output_weights(module, part)]
+    views = [view for part in chosen for view in iter_output_weights(find_part(module, part), part.head)]
     saved = [(view, view.clone()) for view in views]
     # CTranslate2 translates with its own copy of the weights.
     engines = model.use_torch_engine() if isinstance(model, Translator) else nullcontext()
@@ -117,28 +117,19 @@ def mask_heads(model: nn.Module | Translator, *parts: str | ModelPart) -> Iterat
                 view.copy_(values)
 
 
-def iter_output_weights(model: nn.Module, part: ModelPart) -> Iterator[Tensor]:
-    """Yield views of the weights through which a part writes to the residual stream."""
-    module = find_part(model, part)
+def iter_output_weights(module: nn.Module | None, head: int | None = None) -> Iterator[Tensor]:
+    """Yield views of the weights through which a layer, sub-layer or head writes to the residual stream."""
     match module:
-        case Attention() if part.head is not None:
+        case Attention() if head is not None:
             width = module.head_width
-            yield module.output.weight.data[:, part.head * width : (part.head + 1) * width]
-        case Attention():
-            yield from iter_linear_weights(module.output)
-        case FeedForward():
-            yield from iter_linear_weights(module.contract)
+            yield module.output.weight.data[:, head * width : (head + 1) * width]
+        case Attention(output=linear) | FeedForward(contract=linear):
+            yield linear.weight.data
+            if linear.bias is not None:
+                yield linear.bias.data
         case Block():
-            yield from iter_linear_weights(module.self_attn.output)
-            if module.cross_attn is not None:
-                yield from iter_linear_weights(module.cross_attn.output)
-            yield from iter_linear_weights(module.feedforward.contract)
-
-
-def iter_linear_weights(linear: nn.Linear) -> Iterator[Tensor]:
-    yield linear.weight.data
-    if linear.bias is not None:
-        yield linear.bias.data
+            for sublayer in (module.self_attn, module.cross_attn, module.feedforward):
+                yield from iter_output_weights(sublayer)
 
 
 def find_part(model: nn.Module, part: ModelPart) -> Attention | FeedForward | Block:

@@ -222,11 +222,11 @@ class AblationJob:
         except settings.SettingsError as error:
             self.notify(f"{error}; measuring all parts again")
             return None
-        changed = [] if stored is None else stored.conditions.find_differences(self.meter.conditions)
-        if stored is None or changed:
+        if stored is None:
+            return None
+        if changed := stored.conditions.find_differences(self.meter.conditions):
             changes = ", ".join(name.removesuffix("_digest") for name in changed)
-            if changed:
-                self.notify(f"{ablate.ABLATION_FILE} is of other conditions ({changes}); measuring all parts again")
+            self.notify(f"{ablate.ABLATION_FILE} is of other conditions ({changes}); measuring all parts again")
             return None
         self.notify(f"{ablate.ABLATION_FILE} has {format_count(len(stored.effects), 'part')} already")
         return stored

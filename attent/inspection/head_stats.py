@@ -202,7 +202,7 @@ class BatchKeyCategories:
     def __init__(
         self, model: Seq2Seq, tokenizer: Tokenizer, rows: Sequence[EncodedPair], word_pairs: Sequence[TokenWordMap]
     ) -> None:
-        spelling_ids: dict[str, int] = {}
+        spelling_ids = {"": NO_SPELLING}
         start = model.config.start_id
         self.source = build_token_features(tokenizer.source, [row.source for row in rows], spelling_ids)
         self.target = build_token_features(tokenizer.target, [row.target for row in rows], spelling_ids)
@@ -243,12 +243,9 @@ class TokenFeatures:
         cls, rows: Sequence[Sequence[str]], is_end: Sequence[Sequence[bool]], spelling_ids: dict[str, int]
     ) -> TokenFeatures:
         """From the piece of each token, "" for special ones; `spelling_ids` gets new pieces."""
-
-        def get_spelling_id(piece: str) -> int:
-            return spelling_ids.setdefault(piece, len(spelling_ids)) if piece else NO_SPELLING
-
+        ids = [[spelling_ids.setdefault(piece, len(spelling_ids)) for piece in row] for row in rows]
         return cls(
-            spelling_ids=pad_rows([list(map(get_spelling_id, row)) for row in rows], NO_SPELLING).long(),
+            spelling_ids=pad_rows(ids, NO_SPELLING).long(),
             is_end=pad_rows(is_end, False).bool(),
             is_punctuation=pad_rows([[is_punctuation(piece) for piece in row] for row in rows], False).bool(),
             is_token=pad_rows([[True for _ in row] for row in rows], False).bool(),
@@ -534,13 +531,9 @@ def format_entropy(values: HeadValues) -> str:
 # ---- one input -------------------------------------------------------------------------------------------------------
 
 
-def measure_document_heads(document: Mapping[str, Any]) -> dict[str, Any]:
-    return measure_trace_heads(document["layers"], document["sides"]).to_document()
-
-
 def measure_trace_heads(layers: Iterable[Mapping[str, Any]], sides: Mapping[str, Mapping[str, Any]]) -> HeadStatsReport:
     """Measure the heads of one input; `layers` and `sides` as in a document."""
-    spelling_ids: dict[str, int] = {}
+    spelling_ids = {"": NO_SPELLING}
     features = {name: build_document_features(side["tokens"], spelling_ids) for name, side in sides.items()}
     accumulators: dict[str, HeadAccumulator] = {}
     categories: dict[tuple[str, str, bool], KeyCategories] = {}
@@ -600,20 +593,21 @@ def build_document_features(tokens: Sequence[Mapping[str, Any]], spelling_ids: d
 def build_word_pair(target: Sequence[Mapping[str, Any]], source: Sequence[Mapping[str, Any]]) -> TokenWordMap:
     """Group tokens into words by the spaces before them; without the target's end token."""
     target = target[:-1] if target and target[-1]["special"] == "end" else target
-    target_words, source_words = index_words(target), index_words(source)
+    (target_words, target_count), (source_words, source_count) = index_words(target), index_words(source)
     return TokenWordMap(
         source_word_ids=source_words,
         target_word_ids=target_words,
-        source_word_count=1 + max((word for word in source_words if word is not None), default=-1),
-        target_word_count=1 + max((word for word in target_words if word is not None), default=-1),
+        source_word_count=source_count,
+        target_word_count=target_count,
     )
 
 
-def index_words(tokens: Sequence[Mapping[str, Any]]) -> list[int | None]:
+def index_words(tokens: Sequence[Mapping[str, Any]]) -> tuple[list[int | None], int]:
+    """Return the word of each token, None for special ones, and the number of words."""
     words: list[int | None] = []
     count = 0
     for token in tokens:
         is_special = token["special"] not in (None, "byte", "unknown")
         count += not is_special and (bool(token["space"]) or count == 0)
         words.append(None if is_special else count - 1)
-    return words
+    return words, count

@@ -52,10 +52,8 @@ def create_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(min(width, MAX_WIDTH), min(height, MAX_HEIGHT)), layout="constrained", facecolor="white")
-    engine = figure.get_layout_engine()
-    if isinstance(engine, ConstrainedLayoutEngine):
-        engine.set(w_pad=0.08, h_pad=0.06, wspace=0.01, hspace=0.01)
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.01, hspace=0.01)
+    figure = Figure(figsize=(min(width, MAX_WIDTH), min(height, MAX_HEIGHT)), layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
     vars(figure)["_repr_png_"] = lambda: render_figure(figure, "png", dpi=110)  # notebooks show it without pyplot
     return figure

@@ -19,13 +19,8 @@ from attent.nn import LearnedConfig, SinusoidalConfig
 from attent.nn.positions import FAIRSEQ_START
 
 FamilyName = Literal["bart", "mbart", "m2m_100"]
-ARCHITECTURES = {  # with and without an output layer, which is tied to the embedding
-    "bart": ("BartForConditionalGeneration", "BartModel"),
-    "mbart": ("MBartForConditionalGeneration", "MBartModel"),
-    "m2m_100": ("M2M100ForConditionalGeneration", "M2M100Model"),
-}
+CLASS_NAMES = {"bart": "Bart", "mbart": "MBart", "m2m_100": "M2M100"}
 PAD = 1
-MAX_POSITIONS = 1024  # of transformers' first table of sinusoids
 MAX_GENERATED = 200  # tokens at which generate() stops; without it, after 20
 # A position table has rows that are never used in front, one for each number below the first position's.
 SKIPPED_ROWS = TensorLayout(
@@ -36,8 +31,8 @@ SINUSOID_TABLES = ("model.encoder.embed_positions.weights", "model.decoder.embed
 TENSOR_MAPPINGS = [
     *marian.TENSOR_MAPPINGS,
     *conversion.read_mappings("bart"),
-    TensorMapping("encoder.positions.weight", "model.encoder.embed_positions.weight", SKIPPED_ROWS),
-    TensorMapping("decoder.positions.weight", "model.decoder.embed_positions.weight", SKIPPED_ROWS),
+    TensorMapping(("encoder.positions.weight",), "model.encoder.embed_positions.weight", SKIPPED_ROWS),
+    TensorMapping(("decoder.positions.weight",), "model.decoder.embed_positions.weight", SKIPPED_ROWS),
 ]
 
 
@@ -87,34 +82,34 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     check_expressible(config, family)
     pad = conversion.choose_pad(pad, PAD, config.vocab)
     tokens = {"decoder_start_token_id": config.start_id, "eos_token_id": config.end_id, "pad_token_id": pad}
-    tensors = conversion.rename_tensors(conversion.collect_cpu_tensors(model), model, TENSOR_MAPPINGS)
     hf_folder.write_folder(
         folder,
         config=to_hf_config(config, family) | tokens | {"dtype": conversion.get_dtype_name(model)},
         extra_files={hf_folder.GENERATION_FILE: tokens | {"num_beams": 5, "max_length": MAX_GENERATED}},
-        tensors=marian.drop_tied_copies(tensors, config),
+        tensors=marian.name_shared_embedding(conversion.export_tensors(model, TENSOR_MAPPINGS), config),
     )
 
 
 def check_expressible(config: Seq2SeqConfig, family: str) -> None:
-    name = ARCHITECTURES[family][0].removesuffix("ForConditionalGeneration")
-    positions = config.stacks[0].positions
+    name, positions = CLASS_NAMES[family], config.stacks[0].positions
     length = positions.max_length if isinstance(positions, LearnedConfig) else 0
-    marian.check_stacks(config, name, {key: (value,) for key, value in get_family_fields(family, length).items()})
-    required_fields = {"frontend": None, "scale_output": False, "output_transform": False, "target_vocab": None}
-    required_fields |= {"output_bias": False} if family == "m2m_100" else {}
-    conversion.check_fields(config, name, required_fields)
+    required = {key: (value,) for key, value in get_family_fields(family, length).items()}
+    marian.check_translator(config, name, required)
+    fields = {"target_vocab": None, "output_bias": False} if family == "m2m_100" else {"target_vocab": None}
+    conversion.check_fields(config, name, fields)
 
 
 def to_hf_config(config: Seq2SeqConfig, family: str) -> dict[str, Any]:
     positions = config.stacks[0].positions
     return {
         "model_type": family,
-        "architectures": [ARCHITECTURES[family][0]],
+        "architectures": [f"{CLASS_NAMES[family]}ForConditionalGeneration"],
         "is_encoder_decoder": True,
         "vocab_size": config.vocab,
         **marian.write_stacks(config),
-        "max_position_embeddings": positions.max_length if isinstance(positions, LearnedConfig) else MAX_POSITIONS,
+        "max_position_embeddings": positions.max_length
+        if isinstance(positions, LearnedConfig)
+        else marian.MAX_POSITIONS,
         "scale_embedding": config.scale_embeddings,
         "tie_word_embeddings": config.tie_output,
         "encoder_layerdrop": 0.0,

@@ -30,7 +30,7 @@ CLASSIFIER = "classifier.weight"
 TENSOR_MAPPINGS = conversion.read_mappings("bert")
 IGNORED_TENSORS = [
     "cls.seq_relationship.weight", "cls.seq_relationship.bias",  # next-sentence prediction
-    "bert.embeddings.position_ids", "embeddings.position_ids",  # 0, 1, 2 and so on
+    "bert.embeddings.position_ids",  # 0, 1, 2 and so on
 ]  # fmt: skip
 OLD_NAME, NEW_NAMES = re.compile(r"(?<=\.LayerNorm\.)(gamma|beta)$"), {"gamma": "weight", "beta": "bias"}  # of 2018
 

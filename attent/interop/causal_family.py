@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -14,21 +14,17 @@ from attent.models import CausalConfig, CausalLM, build_empty
 from attent.nn import StackConfig
 from attent.storage.errors import FolderError
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-F = TypeVar("F", bound="DataclassInstance")
 SINGLE_LABEL = "single_label_classification"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalFamily(Generic[F]):
-    keys: ConfigKeys[F]
+class CausalFamily:
+    keys: ConfigKeys[Any]
     mappings: Sequence[TensorMapping]
     ignored_tensors: Sequence[str]
     prefix: str  # of tensor names; files of a model without a head leave it out
     tied_names: tuple[str, str]  # the embedding, and the output layer that may be tied to it
-    to_stack: Callable[[F, Path], StackConfig]
+    to_stack: Callable[[Any, Path], StackConfig]
     check_expressible: Callable[[CausalConfig], None]
     to_hf_config: Callable[[CausalConfig], dict[str, Any]]
 
@@ -37,7 +33,7 @@ class CausalFamily(Generic[F]):
         opened = OpenFolder.open(
             folder, self.keys, [field_to_key["layers"]], prefix=self.prefix, ignored_tensors=self.ignored_tensors
         )
-        keys: Any = opened.keys  # all families have these
+        keys = opened.keys
         with conversion.explain_config_errors(opened.config_path, field_to_key):
             config = CausalConfig(
                 vocab=keys.vocab_size,

@@ -247,7 +247,7 @@ class TensorMapping(NamedTuple):
     A line whose tensors a model does not have is skipped, but every tensor of a model needs a line.
     """
 
-    ours: str | tuple[str, ...]  # several: theirs contains all of them
+    ours: tuple[str, ...]  # theirs contains all of them
     theirs: str
     layout: TensorLayout = IDENTICAL
 
@@ -257,36 +257,28 @@ def read_mappings(family: str, table: str = "tensors") -> list[TensorMapping]:
     tables = read_family_tables()[family]
     transposed = tables.get("transposed", {}).items() if table == "tensors" else ()
     return [
-        *(TensorMapping(ours, theirs) for ours, theirs in tables[table].items()),
-        *(TensorMapping(ours, theirs, TRANSPOSED) for ours, theirs in transposed),
+        *(TensorMapping((ours,), theirs) for ours, theirs in tables[table].items()),
+        *(TensorMapping((ours,), theirs, TRANSPOSED) for ours, theirs in transposed),
     ]
-
-
-class ResolvedMapping(NamedTuple):
-    """One tensor of theirs, and the names of ours that it holds."""
-
-    ours: tuple[str, ...]
-    theirs: str
-    layout: TensorLayout
 
 
 def resolve_mappings(
     mappings: Iterable[TensorMapping], model: nn.Module, *, omitted_prefix: str = ""
-) -> list[ResolvedMapping]:
-    """Resolve a table for all tensors of a model. `omitted_prefix` is one that the file leaves out of its names."""
+) -> list[TensorMapping]:
+    """Return a line for each tensor of a model. `omitted_prefix` is one that the file leaves out of its names."""
     names = model.state_dict().keys()
     resolved = [each for mapping in mappings for each in resolve_mapping(mapping, names, omitted_prefix)]
     assert sorted(name for each in resolved for name in each.ours) == sorted(names)
     return resolved
 
 
-def resolve_mapping(mapping: TensorMapping, names: Iterable[str], omitted_prefix: str) -> Iterator[ResolvedMapping]:
+def resolve_mapping(mapping: TensorMapping, names: Iterable[str], omitted_prefix: str) -> Iterator[TensorMapping]:
     for i in itertools.count():
-        ours = [name.format(i=i) for name in ([mapping.ours] if isinstance(mapping.ours, str) else mapping.ours)]
+        ours = [name.format(i=i) for name in mapping.ours]
         theirs = mapping.theirs.removeprefix(omitted_prefix).format(i=i)
         leaves = [leaf for leaf in ("", ".weight", ".bias") if ours[0] + leaf in names]
         yield from (
-            ResolvedMapping(tuple(name + leaf for name in ours), theirs + leaf, mapping.layout) for leaf in leaves
+            TensorMapping(tuple(name + leaf for name in ours), theirs + leaf, mapping.layout) for leaf in leaves
         )
         if not leaves or "{i}" not in mapping.theirs + "".join(mapping.ours):
             return
@@ -329,14 +321,15 @@ class OpenFolder(Generic[F]):
         prefix: str = "",
         ignored_tensors: Sequence[str] = (),
     ) -> "OpenFolder[F]":
-        """`ignored_tensors` are those that we compute or do not need, with `{i}` for a number."""
+        """`ignored_tensors` are those that we compute or do not need: with `{i}` for a number, the prefix optional."""
         root = hf_folder.resolve_folder(folder)
         where = root / hf_folder.CONFIG_FILE
         known = select_schema_keys(hf_folder.read_json(where), keys, where)
         build_schema(known, keys, where)  # alone first, so that any other error is one of generation_config.json
         config = build_schema(merge_generation_tokens(known, root, keys), keys, root / hf_folder.GENERATION_FILE)
         stored = hf_folder.open_tensors(root)
-        patterns = [re.escape(name).replace(r"\{i\}", r"\d+") for name in ignored_tensors]
+        names = [*ignored_tensors, *(name.removeprefix(prefix) for name in ignored_tensors)]
+        patterns = [re.escape(name).replace(r"\{i\}", r"\d+") for name in names]
         ignored = re.compile("|".join(patterns) or "(?!)")
         stored = {name: tensor for name, tensor in stored.items() if not ignored.fullmatch(name)}
         omitted = "" if any(name.startswith(prefix) for name in stored) else prefix
@@ -420,22 +413,17 @@ def collect_cpu_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: t.detach().cpu() for name, t in collect_tensors(model, build_empty_like(model)).items()}
 
 
-def rename_tensors(
-    tensors: Mapping[str, Tensor], model: nn.Module, mappings: Iterable[TensorMapping]
+def export_tensors(
+    model: nn.Module, mappings: Sequence[TensorMapping], tensors: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
+    """Return the tensors of a model, or others in their place, by their names, tied ones once."""
+    empty = build_empty_like(model)
+    tied, tensors = find_tied_names(empty).keys(), tensors or collect_cpu_tensors(model)
     return {
         mapping.theirs: mapping.layout.join([tensors[name] for name in mapping.ours]).contiguous()
-        for mapping in resolve_mappings(mappings, build_empty_like(model))
+        for mapping in resolve_mappings(mappings, empty)
+        if tied.isdisjoint(mapping.ours)
     }
-
-
-def export_tensors(model: nn.Module, mappings: Sequence[TensorMapping]) -> dict[str, Tensor]:
-    """Return the tensors of a model by their names, tied ones once."""
-    empty = build_empty_like(model)
-    tied = find_tied_names(empty).keys()
-    copies = {each.theirs for each in resolve_mappings(mappings, empty) if not tied.isdisjoint(each.ours)}
-    renamed = rename_tensors(collect_cpu_tensors(model), model, mappings)
-    return {name: tensor for name, tensor in renamed.items() if name not in copies}
 
 
 def get_dtype_name(model: nn.Module) -> str:

@@ -139,16 +139,14 @@ def name_tokens(vocabulary: Vocabulary | None, size: int) -> list[str]:
 def check_expressible(config: Seq2SeqConfig) -> None:
     encoder, decoder = config.stacks
     for side, stack in (("encoder", encoder), ("decoder", decoder)):
-        if stack.window not in (None, (None, None)):
-            reject_field(f"{side}.window", stack.window, "None")
         if not isinstance(stack.positions, SinusoidalConfig | LearnedConfig | RotaryConfig | RelativeConfig):
             reject_field(f"{side}.positions", stack.positions, "sinusoidal, learned, rotary or relative")
         if isinstance(stack.positions, RotaryConfig) and stack.positions.scaling is not None:
             reject_field(f"{side}.positions.scaling", stack.positions.scaling, "None")
-        if stack.scale_by_layer:
-            reject_field(f"{side}.scale_by_layer", True, "False")
-        if stack.compatibility != "dot":
-            reject_field(f"{side}.compatibility", stack.compatibility, "dot")
+        required = {"window": (None, (None, None)), "scale_by_layer": (False,), "compatibility": ("dot",)}
+        for name, allowed in required.items():
+            if getattr(stack, name) not in allowed:
+                reject_field(f"{side}.{name}", getattr(stack, name), str(allowed[0]))
     if config.frontend is not None:
         reject_field("frontend", config.frontend, "None")
     if config.output_transform:

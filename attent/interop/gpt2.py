@@ -16,9 +16,7 @@ TENSOR_MAPPINGS = [
     *conversion.read_mappings("gpt2"),
     TensorMapping(QKV, "transformer.h.{i}.attn.c_attn", concat_transposed(3)),
 ]
-IGNORED_TENSORS = [  # the causal mask
-    prefix + name for prefix in ("", PREFIX) for name in ("h.{i}.attn.bias", "h.{i}.attn.masked_bias")
-]
+IGNORED_TENSORS = ["transformer.h.{i}.attn.bias", "transformer.h.{i}.attn.masked_bias"]  # the causal mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +43,12 @@ CONFIG_KEYS = ConfigKeys.read("gpt2", GPT2Keys)
 
 
 def to_stack(keys: GPT2Keys, where: Path) -> StackConfig:
-    same_values = conversion.read_fields(keys, CONFIG_KEYS.field_to_key)
-    other_values: dict[str, Any] = {
+    values = conversion.read_fields(keys, CONFIG_KEYS.field_to_key) | {
         "ffn_width": 4 * keys.n_embd if keys.n_inner is None else keys.n_inner,
         "embedding_dropout": None if keys.embd_pdrop == keys.resid_pdrop else keys.embd_pdrop,
     }
     return StackConfig(
-        **same_values | other_values,
+        **values,
         causal=True,
         positions=LearnedConfig(max_length=keys.n_positions),
         norm_order="pre",

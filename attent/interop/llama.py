@@ -15,10 +15,8 @@ PREFIX = "model."  # files of a model without a head leave it out
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 TENSOR_MAPPINGS = conversion.read_mappings("llama")
 IGNORED_TENSORS = [  # rotary frequencies, which we compute from the config, as transformers does
-    prefix + name
-    for prefix in ("", PREFIX)
-    for name in ("layers.{i}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
-]
+    "model.layers.{i}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +67,12 @@ def to_stack(keys: LlamaKeys, where: Path) -> StackConfig:
         problem = f"`attention_bias` must be as `mlp_bias`, {keys.mlp_bias}, but is {keys.attention_bias}"
         raise FolderError(f"{where}: {problem}; a model with biases in some layers only is not supported")
     kv_heads, head_width = keys.num_key_value_heads, keys.head_dim
-    same_values = conversion.read_fields(keys, CONFIG_KEYS.field_to_key)
-    other_values: dict[str, Any] = {
+    values = conversion.read_fields(keys, CONFIG_KEYS.field_to_key) | {
         "kv_heads": None if kv_heads == keys.num_attention_heads else kv_heads,
         "head_width": None if head_width == keys.hidden_size / keys.num_attention_heads else head_width,
     }
     return StackConfig(
-        **same_values | other_values,
+        **values,
         gated=True,
         causal=True,
         positions=to_positions(keys, where),

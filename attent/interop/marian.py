@@ -22,16 +22,12 @@ OUTPUT = "lm_head.weight"
 LOGITS_BIAS = "final_logits_bias"
 SHARED = "model.shared.weight"  # stands for all of the embeddings that are tied
 POSITION_TABLES = tuple(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))  # of sinusoids
-
-
 LAYER_MAPPINGS = conversion.read_mappings("marian", "layers")
 TENSOR_MAPPINGS = [
     *conversion.read_mappings("marian"),
-    TensorMapping("output.bias", LOGITS_BIAS, conversion.add_leading_axes(1)),
+    TensorMapping(("output.bias",), LOGITS_BIAS, conversion.add_leading_axes(1)),
     *LAYER_MAPPINGS,
 ]
-
-
 ACTIVATION_TO_HF = conversion.ACTIVATION_TO_HF | {"silu": "swish"}
 NORM_EPS = 1e-5  # in transformers' code, not in its config
 SHARED_STACK_FIELDS = {  # of both sides
@@ -175,22 +171,22 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
         folder,
         config=to_hf_config(model.config) | tokens | {"dtype": conversion.get_dtype_name(model)},
         extra_files={hf_folder.GENERATION_FILE: generation},
-        tensors=drop_tied_copies(conversion.rename_tensors(tensors, model, TENSOR_MAPPINGS), model.config),
+        tensors=name_shared_embedding(conversion.export_tensors(model, TENSOR_MAPPINGS, tensors), model.config),
     )
 
 
 def check_expressible(config: Seq2SeqConfig) -> None:
     orders = (SinusoidalConfig(order="halves"), SinusoidalConfig(order="interleaved"))
-    check_stacks(config, "Marian", {"positions": orders})
-    conversion.check_fields(config, "Marian", {"frontend": None, "scale_output": False, "output_transform": False})
+    check_translator(config, "Marian", {"positions": orders})
 
 
-def check_stacks(config: Seq2SeqConfig, family: str, required: conversion.Values) -> None:
+def check_translator(config: Seq2SeqConfig, family: str, required: conversion.Values) -> None:
     for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True):
         expressed = {"causal", "cross_attention", "activation_dropout"}
         required = {**required, "norm_eps": (NORM_EPS,)}
         conversion.check_stack(stack, family, side=side, expressed=expressed, required=required)
     check_equal_sides(config, family, (*SHARED_STACK_FIELDS, "positions"))
+    conversion.check_fields(config, family, {"frontend": None, "scale_output": False, "output_transform": False})
 
 
 def check_equal_sides(config: Seq2SeqConfig, family: str, names: Iterable[str]) -> None:
@@ -226,17 +222,12 @@ def find_feature_axis(name: str) -> int | None:
     return 1 if name.endswith(".weight") else None
 
 
-def drop_tied_copies(tensors: dict[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
-    """Keep one name of tied tensors, unless `transformers` would not tie them again."""
-    if config.tie_output:
-        del tensors[OUTPUT]
+def name_shared_embedding(tensors: dict[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
+    """Rename the embedding of both sides; add theirs if the output is untied, since `transformers` then unties all."""
     if config.share_embeddings:
-        tensors[SHARED] = tensors[SOURCE]
-        for name in (SOURCE, TARGET):
-            if config.tie_output:
-                del tensors[name]
-            else:
-                tensors[name] = tensors[name].clone()  # safetensors stores no memory twice
+        shared = tensors[SHARED] = tensors.pop(SOURCE)
+        if not config.tie_output:  # copies, since safetensors stores no memory twice
+            tensors |= {name: shared.clone() for name in (SOURCE, TARGET)}
     return tensors
 
 

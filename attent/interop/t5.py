@@ -25,8 +25,6 @@ FAMILY = "T5"
 SHARED = "shared.weight"
 SOURCE, TARGET = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"  # copies of it, in some files
 OUTPUT = "lm_head.weight"
-
-
 TENSOR_MAPPINGS = conversion.read_mappings("t5")
 IGNORED_TENSORS = [  # in t5-small and others: cross-attention has no relative positions, and transformers drops it too
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
@@ -37,7 +35,7 @@ def build_mappings(config: Seq2SeqConfig) -> list[TensorMapping]:
     layers = {"expand": "wi_0", "gate": "wi_1"} if config.stacks[0].gated else {"expand": "wi"}
     return TENSOR_MAPPINGS + [
         TensorMapping(
-            f"{side}.blocks.{{i}}.feedforward.{ours}", f"{side}.block.{{i}}.layer.{ffn}.DenseReluDense.{name}"
+            (f"{side}.blocks.{{i}}.feedforward.{ours}",), f"{side}.block.{{i}}.layer.{ffn}.DenseReluDense.{name}"
         )
         for side, ffn in (("encoder", 1), ("decoder", 2))
         for ours, name in layers.items()

@@ -35,11 +35,7 @@ def move_mappings(
         return renames.get(old, "") + name.removeprefix(old)
 
     return [
-        TensorMapping(
-            rename(ours) if isinstance(ours, str) else tuple(map(rename, ours)),
-            prefix + theirs.removeprefix(old_prefix),
-            layout,
-        )
+        TensorMapping(tuple(map(rename, ours)), prefix + theirs.removeprefix(old_prefix), layout)
         for ours, theirs, layout in mappings
     ]
 
@@ -61,14 +57,14 @@ DECODER_MAPPINGS = {
     ],
     "gpt2": [
         *move_mappings(gpt2.TENSOR_MAPPINGS, "decoder.", {"embedding": "target_embedding"}),
-        TensorMapping(CROSS_ATTENTION_NORM, f"{GPT2_LAYER}.ln_cross_attn"),
-        TensorMapping(f"{CROSS_ATTENTION}.query", f"{GPT2_LAYER}.crossattention.q_attn", conversion.TRANSPOSED),
+        TensorMapping((CROSS_ATTENTION_NORM,), f"{GPT2_LAYER}.ln_cross_attn"),
+        TensorMapping((f"{CROSS_ATTENTION}.query",), f"{GPT2_LAYER}.crossattention.q_attn", conversion.TRANSPOSED),
         TensorMapping(
             (f"{CROSS_ATTENTION}.key", f"{CROSS_ATTENTION}.value"),
             f"{GPT2_LAYER}.crossattention.c_attn",
             conversion.concat_transposed(2),
         ),
-        TensorMapping(f"{CROSS_ATTENTION}.output", f"{GPT2_LAYER}.crossattention.c_proj", conversion.TRANSPOSED),
+        TensorMapping((f"{CROSS_ATTENTION}.output",), f"{GPT2_LAYER}.crossattention.c_proj", conversion.TRANSPOSED),
     ],
 }
 TIED_NAMES = {  # where the decoder's section ties them
@@ -86,7 +82,7 @@ SEGMENTS, POSITIONS = f"decoder.{bert.SEGMENTS}", f"decoder.{bert.POSITIONS}"
 def build_mappings(frontend: ImageConfig, family: str) -> list[TensorMapping]:
     return [
         *move_mappings(vit.build_mappings(frontend), "encoder.", VIT_RENAMES, vit.PREFIX),
-        TensorMapping("memory_projection", "enc_to_dec_proj"),
+        TensorMapping(("memory_projection",), "enc_to_dec_proj"),
         *DECODER_MAPPINGS[family],
     ]
 
@@ -102,8 +98,6 @@ class VisionEncoderDecoderKeys:
 
 TOKEN_KEYS = tuple(field.name for field in fields(VisionEncoderDecoderKeys))
 CONFIG_KEYS = ConfigKeys.read("vision_encoder_decoder", VisionEncoderDecoderKeys)
-
-
 REQUIRED_VALUES = {"is_decoder": (True,), "add_cross_attention": (True,)}
 DECODER_KEYS: dict[str, ConfigKeys[Any]] = {
     family: replace(keys, family=FAMILY, required_values={**keys.required_values, **REQUIRED_VALUES})

@@ -29,8 +29,8 @@ POOLER = "vit.pooler.dense.weight"
 CLASSIFIER = "classifier.weight"
 TENSOR_MAPPINGS = [
     *conversion.read_mappings("vit"),
-    TensorMapping("class_token", "vit.embeddings.cls_token", conversion.add_leading_axes(2)),
-    TensorMapping("encoder.positions.weight", "vit.embeddings.position_embeddings", conversion.add_leading_axes(1)),
+    TensorMapping(("class_token",), "vit.embeddings.cls_token", conversion.add_leading_axes(2)),
+    TensorMapping(("encoder.positions.weight",), "vit.embeddings.position_embeddings", conversion.add_leading_axes(1)),
 ]
 
 
@@ -39,7 +39,7 @@ def build_mappings(config: ImageConfig) -> list[TensorMapping]:
     size = (config.channels, config.patch_size, config.patch_size)
     layout = TensorLayout(lambda theirs: [theirs.flatten(1)], lambda ours: ours[0].unflatten(1, size))
     name = "vit.embeddings.patch_embeddings.projection.weight"
-    return [TensorMapping("patch_embedding.weight", name, layout), *TENSOR_MAPPINGS]
+    return [TensorMapping(("patch_embedding.weight",), name, layout), *TENSOR_MAPPINGS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,10 +175,9 @@ def to_hf_config(config: VisionConfig, dtype: str) -> dict[str, Any]:
     return {
         "model_type": "vit",
         "architectures": [ARCHITECTURES[0] if config.labels else ARCHITECTURES[1]],
-        **conversion.write_fields(CONFIG_KEYS.field_to_key, config.stack),
+        **conversion.write_fields(CONFIG_KEYS.field_to_key, config, config.stack),
         "image_size": config.image_size,
         "patch_size": config.patch_size,
-        "num_channels": config.channels,
         "encoder_stride": config.patch_size,
         "qkv_bias": True,
         "dtype": dtype,

@@ -26,7 +26,6 @@ from attent.inspection.head_stats import (
     build_word_pair,
     is_punctuation,
     load_head_stats,
-    measure_document_heads,
     measure_heads,
     measure_trace_heads,
 )
@@ -351,7 +350,8 @@ def test_one_pair_equals_its_document() -> None:
     }
     with record(toy, qkv=True) as trace, torch.no_grad():
         toy(torch.tensor([row.source]), read)
-    found = measure_document_heads(build_trace_document(trace, sides))
+    document = build_trace_document(trace, sides)
+    found = measure_trace_heads(document["layers"], document["sides"]).to_document()
     expected = measure_heads(Translator(toy, of), PAIRS[:1]).to_document()
     assert found["columns"] == expected["columns"]
     assert (found["sentences"], found["dataset"]) == (1, "this input")
@@ -437,7 +437,7 @@ def test_patches_are_not_equal_tokens() -> None:
 
 def test_document_has_the_columns_with_values() -> None:
     packed = layer(torch.full((1, 8, 8), 1 / 8))
-    found = measure_document_heads({"layers": [packed], "sides": {"a": side(SENTENCE)}})
+    found = measure_trace_heads([packed], {"a": side(SENTENCE)}).to_document()
     keys = [column["key"] for column in found["columns"]]
     assert "previous" in keys
     assert "alignment" not in keys

@@ -13,7 +13,7 @@ import torch
 from attent.decoding.transcriber import Transcriber
 from attent.inspection.ablate import ModelPart
 from attent.inspection.attention_trace import pack_array
-from attent.inspection.head_stats import measure_document_heads
+from attent.inspection.head_stats import measure_trace_heads
 from attent.inspection.html_page import render_page as page_of
 from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.front_ends import CaptioningInspector, SpeechInspector, VisionInspector
@@ -43,7 +43,7 @@ def align(document: dict[str, Any]) -> dict[str, Any]:
     for layer in document["layers"]:
         if layer["kind"] == "cross":
             layer["weights"] = pack_array(weights.expand(layer["heads"], -1, -1), "unit16")
-    return document | {"head_stats": measure_document_heads(document)}
+    return document | {"head_stats": measure_trace_heads(document["layers"], document["sides"]).to_document()}
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from attent.data.formats import placeholders, units, xml
-from attent.data.formats.units import Edit, FileText, InlineCode, InlineContent, ScanResult, TranslationUnit
+from attent.data.formats.units import Edit, FileText, InlineCode, InlineContent, ScanResult
 from attent.data.formats.xml import XmlElement
 from attent.data.pairs import CorpusError, LanguagePair
 
@@ -125,7 +125,7 @@ def _add_paragraph(
 ) -> None:
     """Add the units of a paragraph and of those in its text boxes, at which it is cut."""
     number = next(numbers)
-    children = [child for child in _list_elements(paragraph) if child.tag != "pPr"]
+    children = [child for child in paragraph.elements if child.tag != "pPr"]
     for has_boxes, group in groupby(children, lambda child: bool(_find_paragraphs(child))):
         if not has_boxes:
             _add_unit(result, number, part, offset, paragraph, list(group))
@@ -135,17 +135,9 @@ def _add_paragraph(
                 _add_paragraph(result, part, offset, inner, numbers)
 
 
-def _list_elements(element: XmlElement) -> list[XmlElement]:
-    return [child for child in element.children if isinstance(child, XmlElement)]
-
-
 def _find_paragraphs(element: XmlElement) -> list[XmlElement]:
     """Return the outermost paragraphs inside of an element."""
-    return [
-        inner
-        for child in _list_elements(element)
-        for inner in ([child] if child.tag == "p" else _find_paragraphs(child))
-    ]
+    return [inner for child in element.elements for inner in ([child] if child.tag == "p" else _find_paragraphs(child))]
 
 
 def _add_unit(
@@ -169,7 +161,7 @@ def _add_unit(
             return []
         return [Edit(start, end, _serialize(targets[0], formats, run, text))]
 
-    result.units.append(TranslationUnit(line=number, contents=(content,), make_edits=make_edits))
+    result.add_unit(number, (content,), make_edits)
 
 
 def _read_pieces(
@@ -187,8 +179,8 @@ def _read_pieces(
             is_link = "".join(code.get_text() for code in codes).split()[:1] == ["HYPERLINK"]
             inner = list(elements[separator + 1 : last]) if is_link else inner
         elif element.tag in _WRAPPERS:
-            inner = _list_elements(element.find_child("sdtContent") or element)
-            inner = list(dropwhile(lambda child: child.tag.endswith("Pr"), inner))  # the properties of a smart tag
+            wrapped = (element.find_child("sdtContent") or element).elements
+            inner = list(dropwhile(lambda child: child.tag.endswith("Pr"), wrapped))  # the properties of a smart tag
         if element.tag == "r" and not marks[index]:
             yield from _read_run(part, element, run, pair_id)
         elif inner:
@@ -204,7 +196,7 @@ def _read_pieces(
 def _read_run(part: FileText, element: XmlElement, run: str, pair_id: str) -> Iterator[_Text | InlineCode]:
     properties = element.find_child("rPr")
     rpr = xml.get_slice(part, properties.start, properties.end) if properties else ""
-    for child in _list_elements(element):
+    for child in element.elements:
         if child.tag == "t" or child.tag in _CHARACTERS:
             text = _CHARACTERS.get(child.tag, _SPACE.sub(" ", child.get_text()))
             yield from [_Text(text, rpr, pair_id)] if text else []

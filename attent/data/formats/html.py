@@ -15,7 +15,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from attent.data.formats import placeholders, units
-from attent.data.formats.units import Edit, FileText, InlineCode, InlineContent, Role, ScanResult, TranslationUnit
+from attent.data.formats.units import Edit, FileText, InlineCode, InlineContent, Role, ScanResult
 from attent.data.pairs import CorpusError, LanguagePair
 from attent.text.language_tags import is_same_language
 
@@ -354,8 +354,7 @@ class _HtmlScanner:
             return [Edit(start, end, "".join(parts))]
 
         contents = (content, *((attribute.value,) for attribute in attributes))
-        unit = TranslationUnit(line=self._count_lines(start), contents=contents, make_edits=make_edits)
-        self.result.units.append(unit)
+        self.result.add_unit(self._count_lines(start), contents, make_edits)
 
     def _apply_edits(self, token: Token, edits: Sequence[Edit]) -> str:
         parts, offset = list[str](), token.start
@@ -368,8 +367,7 @@ class _HtmlScanner:
         def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
             return _edit_value(attribute, targets[0], self.text.encoding)
 
-        line, contents = self._count_lines(attribute.start), ((attribute.value,),)
-        self.result.units.append(TranslationUnit(line=line, contents=contents, make_edits=make_edits))
+        self.result.add_unit(self._count_lines(attribute.start), [(attribute.value,)], make_edits)
 
     def _protect_space(self, run: _Run) -> InlineContent:
         """Make codes of the space at the ends of the run and next to line breaks, which may contain line ends."""

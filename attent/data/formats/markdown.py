@@ -8,9 +8,10 @@ Blocks are found by markdown-it; formulas, tasks and notes besides.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from attent.data.formats import placeholders, units
-from attent.data.formats.units import Edit, InlineCode, InlineContent, ScanResult, TranslationUnit, decode_plain_text
+from attent.data.formats.units import Edit, InlineCode, InlineContent, ScanResult, decode_plain_text
 from attent.data.pairs import LanguagePair
 
 _MARKERS = r"(?:[ \t>]|[-+*][ \t]|\d{1,9}[.)][ \t])*"  # of quotes and lists
@@ -62,7 +63,7 @@ def scan_units(content: bytes, name: str, _: LanguagePair) -> ScanResult:
     for block in _group_blocks(rows):
         parts = parse_inline(" ".join(line.text for line in block), labels)
         if placeholders.has_words("".join(part for part in parts if isinstance(part, str))):
-            result.units.append(_make_unit(block, parts, newline))
+            result.add_unit(block[0].number, [parts], partial(_make_edits, block, newline))
     return result
 
 
@@ -174,17 +175,12 @@ def _add_emphasis(parts: list[str | InlineCode], open_markers: OpenMarkers, raw:
     parts.append(InlineCode(raw, raw, "close", f"emphasis {first}"))
 
 
-def _make_unit(block: Sequence[_TextLine], content: InlineContent, newline: str) -> TranslationUnit:
-    first, last = block[0], block[-1]
-
-    def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
-        text = units.get_raw_text(targets[0])
-        if len(block) > 1:
-            width = max(len(line.prefix + line.text) for line in block)
-            text = (newline + block[1].prefix).join(wrap_text(text, width - len(block[1].prefix)))
-        return [Edit(first.start, last.end, text)]
-
-    return TranslationUnit(line=first.number, contents=(content,), make_edits=make_edits)
+def _make_edits(block: Sequence[_TextLine], newline: str, targets: Sequence[InlineContent]) -> list[Edit]:
+    text = units.get_raw_text(targets[0])
+    if len(block) > 1:
+        width = max(len(line.prefix + line.text) for line in block)
+        text = (newline + block[1].prefix).join(wrap_text(text, width - len(block[1].prefix)))
+    return [Edit(block[0].start, block[-1].end, text)]
 
 
 def wrap_text(text: str, width: int) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from attent.data.formats import units
 from attent.data.formats.placeholders import ICU_MESSAGE
-from attent.data.formats.units import Edit, InlineCode, InlineContent, ScanResult, TranslationUnit
+from attent.data.formats.units import Edit, InlineCode, InlineContent, ScanResult
 from attent.data.pairs import LanguagePair
 from attent.storage.errors import AttentError
 
@@ -85,7 +85,7 @@ def add_unit(
             return [write(units.get_raw_text(targets[0]))]
         return [write(_serialize(message, iter(targets), doubled or "''" in text))]
 
-    result.units.append(TranslationUnit(line=line, contents=contents, make_edits=make_edits))
+    result.add_unit(line, contents, make_edits)
 
 
 def _parse(text: str, offset: int, depth: int, number: str) -> tuple[Message, int]:

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from attent.data import pairs
 from attent.data.formats import placeholders, streams, units
 from attent.data.formats.placeholders import can_lack_count
-from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
+from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
 _KEYWORD = re.compile(r"(msgctxt|msgid_plural|msgid|msgstr)\s*(?:\[\s*(\d{1,3})\s*\])?\s*(?=\")", re.ASCII)
@@ -291,7 +292,8 @@ def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult
             if isinstance(sources, str) or entry.error:
                 result.skip(entry.line, entry.get_text("msgid"), sources if isinstance(sources, str) else entry.error)
             else:
-                result.units.append(_make_unit(text, entry, sources))
+                contents = ((source,) for source in sources)
+                result.add_unit(entry.line, contents, partial(_fill_forms, text, entry), entry.format_names)
     return result
 
 
@@ -348,17 +350,6 @@ def _choose_sources(entry: _PoEntry, plural_numbers: list[set[int]] | str) -> li
     ]
 
 
-def _make_unit(text: FileText, entry: _PoEntry, sources: Sequence[str]) -> TranslationUnit:
-    def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
-        return [
-            *_flag_fuzzy(text, entry),
-            *_fill_forms(text, entry, [units.get_display_text(target) for target in targets]),
-        ]
-
-    contents = tuple((source,) for source in sources)
-    return TranslationUnit(line=entry.line, contents=contents, make_edits=make_edits, format_names=entry.format_names)
-
-
 def _flag_fuzzy(text: FileText, entry: _PoEntry) -> list[Edit]:
     if "fuzzy" in entry.flag_names:
         return []
@@ -370,17 +361,12 @@ def _flag_fuzzy(text: FileText, entry: _PoEntry) -> list[Edit]:
     return [Edit(offset, offset, "#, fuzzy" + text.newline)]
 
 
-def _fill_forms(text: FileText, entry: _PoEntry, targets: Sequence[str]) -> list[Edit]:
-    newline, forms = text.newline, entry.forms
-    edits = [
-        Edit(form.text_start, form.end, _quote_string(target, newline))
-        for form, target in zip(forms, targets, strict=False)
-    ]
-    added = [
-        f"{newline}msgstr[{index}] {_quote_string(targets[index], newline)}"
-        for index in range(len(forms), len(targets))
-    ]
-    return [*edits, Edit(forms[-1].end, forms[-1].end, "".join(added))] if added else edits
+def _fill_forms(text: FileText, entry: _PoEntry, targets: Sequence[InlineContent]) -> list[Edit]:
+    """Return the edits that fill in all forms, of which the file may have fewer, and flag the entry."""
+    forms, quoted = entry.forms, [_quote_string(units.get_display_text(target), text.newline) for target in targets]
+    edits = [Edit(form.text_start, form.end, string) for form, string in zip(forms, quoted, strict=False)]
+    added = (f"{text.newline}msgstr[{index}] {quoted[index]}" for index in range(len(forms), len(quoted)))
+    return [*_flag_fuzzy(text, entry), *edits, Edit(forms[-1].end, forms[-1].end, "".join(added))]
 
 
 def _quote_string(text: str, newline: str) -> str:

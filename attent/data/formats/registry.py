@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from attent.data.formats import (
     xliff,
 )
 from attent.data.formats.streams import InputFile, decode_head, strip_compression_suffix
-from attent.data.formats.units import Edit, InlineContent, ScanResult, TranslationUnit, decode_plain_text
+from attent.data.formats.units import Edit, InlineContent, ScanResult, decode_plain_text
 from attent.data.pairs import ANY_LANGUAGES, DEFAULT_READ_OPTIONS, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
 _INSIST = "add --input-type lines to translate each of its lines as it is"
@@ -82,15 +82,12 @@ def _scan_plain_text(content: bytes, name: str, _: LanguagePair) -> ScanResult:
     result = ScanResult(text=text, check_text=text.check_encodable)
     for number, (start, line) in enumerate(text.split_lines(), 1):
         if placeholders.has_words(line):
-            result.units.append(_make_line_unit(number, line, start))
+            result.add_unit(number, [(line,)], partial(_replace_line, start, line))
     return result
 
 
-def _make_line_unit(line_number: int, line: str, start: int) -> TranslationUnit:
-    def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
-        return [Edit(start, start + len(units.encode_text(line)), units.get_raw_text(targets[0]))]
-
-    return TranslationUnit(line=line_number, contents=((line,),), make_edits=make_edits)
+def _replace_line(start: int, line: str, targets: Sequence[InlineContent]) -> list[Edit]:
+    return [Edit(start, start + len(units.encode_text(line)), units.get_raw_text(targets[0]))]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from attent.data.formats import message_format, placeholders, units, xml
-from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit, decode_plain_text
+from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, decode_plain_text
 from attent.data.formats.xml import XmlElement
 from attent.data.pairs import CorpusError, LanguagePair
 
@@ -297,7 +297,7 @@ def _add_android_unit(
         new_items = zip(added, inner[len(items) :], strict=True)
         return [*edits, *(Edit(end, end, f'{before}<item quantity="{key}">{new}</item>') for key, new in new_items)]
 
-    result.units.append(TranslationUnit(line=items[0].line, contents=tuple(contents), make_edits=make_edits))
+    result.add_unit(items[0].line, contents, make_edits)
 
 
 def _is_android_text(content: InlineContent) -> bool:

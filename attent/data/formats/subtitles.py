@@ -15,15 +15,7 @@ from itertools import accumulate, pairwise
 from xml.sax.saxutils import escape
 
 from attent.data.formats import placeholders, units
-from attent.data.formats.units import (
-    Edit,
-    FileText,
-    InlineCode,
-    InlineContent,
-    ScanResult,
-    TranslationUnit,
-    decode_plain_text,
-)
+from attent.data.formats.units import Edit, FileText, InlineCode, InlineContent, ScanResult, decode_plain_text
 from attent.data.pairs import LanguagePair
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import WIDE_STOPS, split_sentences
@@ -69,7 +61,7 @@ def scan_units(content: bytes, name: str, languages: LanguagePair) -> ScanResult
     widths = (len(fragment.text) * 5 // 4 // fragment.line_count for fragment in fragments)
     width = max([_MIN_WIDTH, *widths])  # a translation may be a little longer
     for group in _group_fragments(fragments, languages.source):
-        result.units.append(_make_unit(group, languages.source, width, text.newline, is_vtt))
+        _add_unit(result, group, languages.source, width, is_vtt)
     return result
 
 
@@ -190,9 +182,7 @@ def _is_continued(first: _Fragment, second: _Fragment, language: str | None) -> 
     return len(first.text) + 1 not in accumulate(len(part.text + part.gap) for part in sentences)
 
 
-def _make_unit(
-    group: Sequence[_Fragment], language: str | None, width: int, newline: str, is_vtt: bool
-) -> TranslationUnit:
+def _add_unit(result: ScanResult, group: Sequence[_Fragment], language: str | None, width: int, is_vtt: bool) -> None:
     joined = tuple(part for fragment in group for part in (" ", *fragment.content))[1:]
     text = "".join(part for part in joined if isinstance(part, str))
     sentences = split_sentences(text, language)
@@ -213,11 +203,11 @@ def _make_unit(
                 needs_space = before and before[-1] not in WIDE_STOPS and not before[-1].isspace()
                 texts[index] = (*texts[index], *((" ",) if needs_space else ()), *piece)
         return [
-            Edit(fragment.start, fragment.end, _wrap(content, fragment.line_count, width, newline, is_vtt))
+            Edit(fragment.start, fragment.end, _wrap(content, fragment.line_count, width, result.text.newline, is_vtt))
             for fragment, content in zip(group, texts, strict=True)
         ]
 
-    return TranslationUnit(line=group[0].line, contents=contents, make_edits=make_edits)
+    result.add_unit(group[0].line, contents, make_edits)
 
 
 def split_content(content: InlineContent, weights: Sequence[int], *, keep_pairs: bool = False) -> list[InlineContent]:

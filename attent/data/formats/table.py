@@ -12,7 +12,7 @@ from attent.data import pairs
 from attent.data.formats import units
 from attent.data.formats.placeholders import has_words
 from attent.data.formats.tsv import find_role_columns
-from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit, decode_plain_text
+from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, decode_plain_text
 from attent.data.pairs import MAX_LISTED, CorpusError, LanguagePair
 from attent.formatting import escape_invisible
 from attent.text.language_tags import LANGUAGE_TAG
@@ -54,8 +54,7 @@ def scan_fields(content: bytes, name: str, languages: LanguagePair, fields: Sequ
                 result.existing_count += 1
             elif has_words(cells[source].text):
                 make_edits = partial(_make_edits, cells[source], cells[target], delimiter)
-                unit = TranslationUnit(line=line, contents=((cells[source].text,),), make_edits=make_edits)
-                result.units.append(unit)
+                result.add_unit(line, [(cells[source].text,)], make_edits)
     return result
 
 

@@ -13,7 +13,7 @@ from xml.sax.saxutils import quoteattr
 from attent.data import pairs
 from attent.data.formats import xml
 from attent.data.formats.streams import EXCERPT_CHARS, TOO_LONG
-from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
+from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult
 from attent.data.formats.xml import XmlElement
 from attent.data.pairs import MAX_LISTED, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 from attent.text.language_tags import choose_tag, get_primary_subtag, is_same_language, is_tag_match, normalize_tag
@@ -39,8 +39,8 @@ SCHEMA = xml.XmlSchema(
     get_inline_text=lambda element: "\n" if _is_line_break(element) else "",
     is_break=_is_line_break,
 )
-TBX_ROOTS = ("tbx", "martif")
-TBX_SCHEMA = replace(SCHEMA, root=TBX_ROOTS[0], units=frozenset({"conceptEntry", "termEntry"}))
+TBX_UNITS = frozenset({"conceptEntry", "termEntry"})
+TBX_SCHEMAS = [replace(SCHEMA, root=root, units=TBX_UNITS) for root in ("tbx", "martif")]
 _STATUS = re.compile("(preferred|deprecated|superseded)Term")
 
 
@@ -177,7 +177,7 @@ class _TmxScanner:
             prop = self._make_review_prop(empty) + xml.get_indent(self.text, empty)
             return [Edit(empty.start, empty.start, prop), xml.replace_content(self.text, empty, inner_xml, {})]
 
-        self.result.units.append(TranslationUnit(line=unit.line, contents=(content,), make_edits=make_edits))
+        self.result.add_unit(unit.line, [content], make_edits)
 
     def _add_variant(self, unit: XmlElement, source: XmlElement, segment: XmlElement, inner_xml: str) -> Edit:
         """Insert a variant after the last one, with the layout of the source."""
@@ -250,7 +250,7 @@ def _is_source(tag: str, source: str, target: str | None) -> bool:
 
 
 def is_tbx(head: str) -> bool:
-    return any(replace(TBX_SCHEMA, root=root).matches_head(head) for root in TBX_ROOTS)
+    return any(schema.matches_head(head) for schema in TBX_SCHEMAS)
 
 
 def read_concepts(content: bytes, name: str) -> Iterator[tuple[int, list[tuple[str, str]]]]:
@@ -258,10 +258,8 @@ def read_concepts(content: bytes, name: str) -> Iterator[tuple[int, list[tuple[s
 
     Deprecated and superseded terms are left out; preferred ones come first.
     """
-    root = next(
-        (root for root in TBX_ROOTS if re.search(rf"<(?:[\w.-]+:)?{root}[\s>/]".encode(), content)), TBX_ROOTS[0]
-    )
-    for unit in xml.parse_xml([content], name, replace(TBX_SCHEMA, root=root)):
+    roots = (schema for schema in TBX_SCHEMAS if re.search(rf"<(?:[\w.-]+:)?{schema.root}[\s>/]".encode(), content))
+    for unit in xml.parse_xml([content], name, next(roots, TBX_SCHEMAS[0])):
         if unit.is_truncated:
             raise CorpusError(f"{name}, line {unit.line:,}: this concept is too large; split it")
         sections = [
@@ -275,7 +273,7 @@ def _list_terms(section: XmlElement) -> list[str]:
     """Return the terms of a language, the preferred ones first."""
     groups = section.find_children("termSec", "tig", "ntig", "termGrp")
     terms = [" ".join(term.get_text().split()) for term in section.find_children("term")]
-    statuses = "".join(child.get_text() for child in section.children if isinstance(child, XmlElement))
+    statuses = "".join(child.get_text() for child in section.elements)
     status = _STATUS.search(statuses) if terms else None
     if status and status[1] != "preferred":
         return []

@@ -119,6 +119,16 @@ class ScanResult:
     encoding_errors: str = "surrogateescape"  # error handler for what the encoding lacks
     has_labels: bool = False  # texts of a user interface, in which `_File` names a key
 
+    def add_unit(
+        self,
+        line: int,
+        contents: Iterable[InlineContent],
+        make_edits: Callable[[Sequence[InlineContent]], list[Edit]],
+        format_names: tuple[str, ...] = (),
+    ) -> None:
+        unit = TranslationUnit(line=line, contents=tuple(contents), make_edits=make_edits, format_names=format_names)
+        self.units.append(unit)
+
     def skip(self, line: int, source: str, reason: str) -> None:
         self.skipped.append(SkippedUnit(line=line, source=source, reason=reason))
 

@@ -13,7 +13,7 @@ from functools import partial
 from attent.data import pairs
 from attent.data.formats import xml
 from attent.data.formats.streams import EXCERPT_CHARS, TOO_LONG, UNTRANSLATED
-from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
+from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult
 from attent.data.formats.xml import XmlElement
 from attent.data.pairs import MAX_LISTED, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
@@ -159,8 +159,7 @@ class _XliffScanner:
         if reason or unsupported:
             self.result.skip(unit.line, xml.get_inner_xml(self.text, source), reason or unsupported)
             return
-        make_edits = partial(self._make_edits, unit, source, target)
-        self.result.units.append(TranslationUnit(line=unit.line, contents=(content,), make_edits=make_edits))
+        self.result.add_unit(unit.line, [content], partial(self._make_edits, unit, source, target))
 
     def _match_direction(self, declared: LanguagePair) -> bool:
         """True if a file has the requested direction. The first match fills the open sides."""
@@ -214,6 +213,4 @@ class _XliffScanner:
 
 def _is_empty(target: XmlElement) -> bool:
     """True if it has no text and no markup but segment marks."""
-    return not target.get_text().strip() and all(
-        child.tag == "mrk" and _is_empty(child) for child in target.children if isinstance(child, XmlElement)
-    )
+    return not target.get_text().strip() and all(child.tag == "mrk" and _is_empty(child) for child in target.elements)

@@ -53,8 +53,12 @@ class XmlElement:
     has_comments: bool = False
     is_truncated: bool = False  # a unit above MAX_UNIT_CHARS
 
+    @property
+    def elements(self) -> list[XmlElement]:
+        return [child for child in self.children if isinstance(child, XmlElement)]
+
     def find_children(self, *names: str) -> list[XmlElement]:
-        return [child for child in self.children if isinstance(child, XmlElement) and child.tag in names]
+        return [child for child in self.elements if child.tag in names]
 
     def find_child(self, name: str) -> XmlElement | None:
         return next(iter(self.find_children(name)), None)
@@ -104,17 +108,14 @@ def parse_xml(content: Iterable[bytes], name: str, schema: XmlSchema, raw: bytes
             parser.Parse(part, False)
             bytes_fed += len(part)
             if bytes_fed - parser.CurrentByteIndex > MAX_TAG_BYTES:
-                raise CorpusError(f"{name} has a tag or comment of over 4 MiB {_format_position(parser)}: shorten it")
+                line = f"{parser.CurrentLineNumber:,}"
+                raise CorpusError(f"{name} has a tag or comment of over 4 MiB at line {line}: shorten it")
             yield from builder.pop_elements()
         parser.Parse(b"", True)
         yield from builder.pop_elements()
     except (expat.ExpatError, ValueError, LookupError) as error:
         yield from builder.pop_elements()
         raise _explain_error(error, name, parser, bytes_fed) from None
-
-
-def _format_position(parser: expat.XMLParserType) -> str:
-    return f"at line {parser.CurrentLineNumber:,}"
 
 
 def _explain_error(error: Exception, name: str, parser: expat.XMLParserType, bytes_fed: int) -> CorpusError:
@@ -212,8 +213,8 @@ class _TreeBuilder:
             self._fail("declares entities or the like in its DOCTYPE, which can be an attack")
 
     def _fail(self, problem: str) -> NoReturn:
-        position = _format_position(self.parser)
-        raise CorpusError(f"{self.name} {problem} ({position}): remove that, or export it again")
+        line = f"{self.parser.CurrentLineNumber:,}"
+        raise CorpusError(f"{self.name} {problem} (at line {line}): remove that, or export it again")
 
 
 class UnitReader:

@@ -17,7 +17,7 @@ from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions, StopCheck
 from attent.inspection import attention_trace as trace
 from attent.inspection.ablate import ModelPart, mask_heads
-from attent.inspection.head_stats import measure_document_heads
+from attent.inspection.head_stats import measure_trace_heads
 from attent.models import Model, Seq2Seq
 from attent.models.config import get_stack_configs
 from attent.nn import Attention, AttentionRecord, ImageConfig, Stack, StackConfig
@@ -93,7 +93,8 @@ class Inspector(Generic[ModelT]):
         mark_masked_heads(recorded.layers, request.masked_parts)
         document = trace.build_document(recorded.title, recorded.sides, recorded.layers)
         document |= {"model": self.get_model_info()} | recorded.sections
-        document["head_stats"] = self.head_stats or measure_document_heads(document)
+        measured = self.head_stats or measure_trace_heads(recorded.layers, document["sides"]).to_document()
+        document["head_stats"] = measured
         return document | self._get_model_sections()
 
     def _run(self, request: InspectionRequest, should_stop: StopCheck | None) -> RecordedPass:
@@ -252,8 +253,6 @@ def check_cancelled(should_stop: StopCheck | None) -> None:
 
 
 DEFAULT_LENGTH = 64  # positions shown
-
-
 SCHEME_DESCRIPTIONS = {  # formula and note
     "sinusoidal": (
         "PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))",
