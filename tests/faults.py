@@ -786,7 +786,7 @@ FAULTS = """
 + return self.norm(x)
 
 # block: embedding dropout rate ignored
-@ nn/stack.py::Stack.__init__: laws/test_family.py -k output_dropout
+@ nn/stack.py::Stack.__init__: laws/test_family.py -k embedding_dropout
 - Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
 + Dropout(config.dropout)
 
