@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attent.data.pairs import BadLine, CorpusError
 
@@ -23,6 +24,9 @@ if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 BLOCK_SIZE = 2**18  # bytes: larger is no faster, and the lines of one block are in memory
 HEAD_SIZE = 2**16  # bytes, enough to detect a format behind leading comments
@@ -73,28 +77,43 @@ class InputFile:
         elif sys.stdin is None or sys.stdin.buffer.closed:
             raise CorpusError("standard input can be read only once: save it to a file and give its path")
         else:
-            raw = sys.stdin.buffer  # type: ignore[assignment]  # typed as BinaryIO
+            raw = sys.stdin.buffer  # type: ignore[assignment]  # typed as BinaryIO, but a BufferedReader
         with raw:
             yield from read_blocks(raw, self.name)
 
 
-def read_blocks(file: io.BufferedIOBase, name: str) -> Iterator[bytes]:
-    """Yield blocks, decompressed according to the magic bytes."""
-    raw = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)
-    head = raw.peek(6)
-    if head and any(magic.startswith(head) and magic != head for magic in COMPRESSION_MAGIC.values()):
-        raw = io.BufferedReader(io.BytesIO(raw.read()))  # the first write to a pipe was shorter than the magic bytes
-        head = raw.peek(6)
+class _PrefixedStream(io.RawIOBase):
+    """A stream with its first bytes, which were already read, put back."""
+
+    def __init__(self, head: bytes, rest: io.BufferedIOBase) -> None:
+        self.head, self.rest = head, rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        view = memoryview(buffer)
+        block = self.head[: len(view)] or self.rest.read1(len(view))
+        self.head = self.head[len(view) :]
+        view[: len(block)] = block
+        return len(block)
+
+
+def read_blocks(raw: io.BufferedIOBase, name: str) -> Iterator[bytes]:
+    """Yield blocks, decompressed according to the magic bytes. The first has at least six bytes or is the file."""
+    head = raw.read(6)
     suffix = next((suffix for suffix, magic in COMPRESSION_MAGIC.items() if head.startswith(magic)), None)
     claimed = get_compression_suffix(name)
     if suffix is None and claimed:
         problem = f"is not {claimed[1:]} data, though its name says so"
         raise CorpusError(f"{name} {problem}: fetch it again, or rename it if it is plain text")
     if suffix is not None:
-        yield from _read_compressed(raw, suffix, name)
+        yield from _read_compressed(io.BufferedReader(_PrefixedStream(head, raw)), suffix, name)
         return
-    while block := raw.read1(BLOCK_SIZE):
+    block = head + raw.read1(BLOCK_SIZE)
+    while block:
         yield block
+        block = raw.read1(BLOCK_SIZE)
 
 
 def peek_head(content: Iterable[bytes], size: int = HEAD_SIZE) -> tuple[bytes, Iterator[bytes]]:
