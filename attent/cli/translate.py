@@ -161,11 +161,13 @@ def build_pipeline(
     from attent.decoding.glossary import Glossary
     from attent.decoding.loading import read_data_settings, resolve_target_lang
     from attent.decoding.pipeline import TranslationPipeline, choose_context
-    from attent.decoding.translator import Translator, check_constraints
+    from attent.decoding.translator import Translator, check_can_require, check_constraints
     from attent.storage.hub import locate_model
 
     constraints = PhraseConstraints(prefix=flags.prefix, require=flags.require, ban=flags.ban)
-    check_constraints(constraints.extend(require=("term",)) if flags.consistent_terms else constraints, options)
+    check_constraints(constraints, options)
+    if flags.consistent_terms:
+        check_can_require(options)
     own = read_data_settings(locate_model(model)) if flags.glossary else {}
     languages = flags.src or own.get("src"), flags.to or flags.tgt or own.get("tgt")
     glossary = Glossary.from_file(flags.glossary, *languages) if flags.glossary else None

@@ -730,7 +730,7 @@ class Translator:
         """Return the hypotheses of each segment, and the terms of the glossary that the best one has not in place."""
         matches = [glossary.find_terms(segment.text) if glossary else [] for segment in segments]
         if any(matches):
-            check_constraints(PhraseConstraints(require=("term",)), options)
+            check_can_require(options)
         search = partial(self._search_segments, should_stop=should_stop, to=to)
         free = search(segments, rows, options, mbr_candidates)
         if not any(matches):
@@ -1116,11 +1116,17 @@ def check_hypotheses(
         )
 
 
-def check_constraints(constraints: PhraseConstraints, options: SearchOptions) -> None:
-    if constraints.require and (options.sampling is not None or options.beam_groups > 1):
+def check_can_require(options: SearchOptions) -> None:
+    """Raise a TranslationError if a search with these options cannot require phrases."""
+    if options.sampling is not None or options.beam_groups > 1:
         raise TranslationError(
             "required phrases and glossary terms need plain beam search; leave out sampling and beam groups"
         )
+
+
+def check_constraints(constraints: PhraseConstraints, options: SearchOptions) -> None:
+    if constraints.require:
+        check_can_require(options)
     for phrase in constraints.require:
         if not phrase.strip():
             raise TranslationError("a required phrase must be a word, but is empty; leave it out")

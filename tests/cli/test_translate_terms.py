@@ -103,6 +103,8 @@ def test_terms_are_for_documents_and_plain_beam_search(
         (tmp_path / name).write_text("the old Widget sleeps\n", encoding="utf-8")
         assert cli.main(["translate", str(folder), str(tmp_path / name), "--consistent-terms", *arguments]) == 1
         assert problem in capsys.readouterr().err
+    flags = ["--consistent-terms", "--ban", "term", "-o", str(tmp_path / "out.md")]  # a word like any other
+    assert cli.main(["translate", str(folder), str(tmp_path / "a.md"), *flags]) == 0
 
 
 @pytest.mark.parametrize(
