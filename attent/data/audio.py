@@ -43,6 +43,7 @@ TABLE_SUFFIXES = (".tsv", ".csv")
 AUDIO_COLUMNS = ("path", "audio", "file", "file_name", "filename", "wav_filename")
 TEXT_COLUMNS = ("text", "sentence", "transcript", "transcription", "translation")
 AUDIO_FOLDERS = ("", "clips", "wavs", "wav", "audio")  # next to a table
+_import = partial(import_package, purpose="reading recordings", install="'attent[audio]'")
 
 
 class AudioError(CorpusError):
@@ -111,7 +112,7 @@ def _decode(file: AudioFile) -> Iterator[Array]:
         resampler = None
         if sound.samplerate != SAMPLE_RATE:
             # HQ (20 bits) resamples at 5,000 to 7,500 times real time; decoders are slower, and samples have 16 bits.
-            resampler = _import_package("soxr").ResampleStream(sound.samplerate, SAMPLE_RATE, 1, quality="HQ")
+            resampler = _import("soxr").ResampleStream(sound.samplerate, SAMPLE_RATE, 1, quality="HQ")
         block_frames = max(1, BLOCK_VALUES // sound.channels)
         frames, count, is_last = 0, 0, False
         while not is_last:
@@ -166,7 +167,7 @@ def _open_file(path: Path) -> BinaryIO:
 
 @contextmanager
 def _open_sound(stream: BinaryIO, name: str) -> Iterator[Any]:
-    soundfile = _import_package("soundfile")
+    soundfile = _import("soundfile")
     if not stream.seek(0, os.SEEK_END):
         raise AudioError(f"{name}: must be a recording, but is empty")
     stream.seek(0)
@@ -186,7 +187,7 @@ def _open_sound(stream: BinaryIO, name: str) -> Iterator[Any]:
 def _read_block(sound: Any, frames: int, name: str) -> Array:
     try:
         block = sound.read(frames, "float32", always_2d=True)
-    except _import_package("soundfile").SoundFileError as error:
+    except _import("soundfile").SoundFileError as error:
         reason = getattr(error, "error_string", error)
         raise AudioError(f"{name}: must be a whole recording, but is damaged ({reason}); get it again") from error
     with np.errstate(all="ignore"):
@@ -195,10 +196,6 @@ def _read_block(sound: Any, frames: int, name: str) -> Array:
     if not peak <= MAX_PEAK:  # NaN compares false
         raise AudioError(f"{name}: must have samples from -1 to 1, but has {peak:g}; export it again")
     return np.ascontiguousarray(samples)
-
-
-def _import_package(name: str, install: str = "'attent[audio]'") -> Any:
-    return import_package(name, "reading recordings", install)
 
 
 # ---- corpora ---------------------------------------------------------------------------------------------------------
@@ -253,7 +250,7 @@ def find_recordings(data: str | Path, text_columns: Sequence[str] = TEXT_COLUMNS
     path = Path(data).expanduser()
     if path.is_dir():
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-            return _read_dataset(_import_package("datasets", "datasets").load_from_disk(str(path)), text_columns)
+            return _read_dataset(_import("datasets", install="datasets").load_from_disk(str(path)), text_columns)
         if not any(file.name.lower().endswith(TABLE_SUFFIXES) for file in path.iterdir()):
             return _read_folder(path)
     elif path.suffix.lower() in AUDIO_SUFFIXES:
@@ -365,7 +362,7 @@ def _read_dataset(dataset: Any, text_columns: Sequence[str]) -> dict[str, list[R
         raise AudioError(f"the dataset must have an Audio column, but its columns are {', '.join(features)}")
     names = list(features)
     column = names[_find_text_column([name.lower() for name in names], text_columns, "the dataset")]
-    undecoded = dataset.cast_column(audio, _import_package("datasets", "datasets").Audio(decode=False))
+    undecoded = dataset.cast_column(audio, _import("datasets", install="datasets").Audio(decode=False))
     texts = (str(text or "") for text in dataset[column])
     return {"train": [Recording(DatasetRow(undecoded, audio, i), text, f"row {i}") for i, text in enumerate(texts)]}
 

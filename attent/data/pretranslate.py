@@ -169,8 +169,8 @@ def _transfer_runs(todo: "Sequence[tuple[_PendingUnit, TextRun]]", transfer: Tra
     for unit, run in (todo[index] for index in sample):
         for code in run.word_codes:
             outcomes[code].append(run in unit.translations)
-    everything = list(chain.from_iterable(outcomes.values()))
-    share = sum(everything) / max(1, len(everything))
+    all_outcomes = list(chain.from_iterable(outcomes.values()))
+    share = sum(all_outcomes) / max(1, len(all_outcomes))
     # Two average outcomes are added to those of each code, so that a single one does not decide.
     translate(todo, lambda code: sum(outcomes[code]) + 2 * share > (len(outcomes[code]) + 2) / 2)
     translate(todo, lambda code: False)
@@ -373,7 +373,7 @@ def restore_codes(content: InlineContent, template: InlineContent, *, spaced: bo
         if isinstance(part, InlineCode) and part not in present:
             codes.setdefault(part.display, []).append(part)
             left, right = (side if isinstance(side, str) else "" for side in (before, after))
-            if not _is_separate(left + part.display + right, len(left), part.display):
+            if not is_separate_word(left + part.display + right, len(left), len(left + part.display)):
                 inside_words.add(part.display)
     if not codes:
         return content
@@ -394,10 +394,6 @@ def _is_tag(part: str | InlineCode | None, role: Role) -> bool:
     return isinstance(part, InlineCode) and part.role == role and _NUMBERED_TAG.fullmatch(part.display) is not None
 
 
-def _is_separate(text: str, start: int, display: str) -> bool:
-    return not display or is_separate_word(text, start, start + len(display))
-
-
 def _find_codes(
     text: str | InlineCode, displays: Collection[str], inside_words: Collection[str]
 ) -> Iterator[str | InlineCode]:
@@ -413,9 +409,9 @@ def _find_codes(
     start = position = 0
     while lengths and (match := first_chars.search(text, position)):
         at = match.start()
-        matches = (text[at : at + n] for n in lengths if text[at : at + n] in displays)
-        display = next((each for each in matches if each in inside_words or _is_separate(text, at, each)), "")
-        if display:
+        ends = (at + n for n in lengths if text[at : at + n] in displays)
+        end = next((end for end in ends if text[at:end] in inside_words or is_separate_word(text, at, end)), at)
+        if display := text[at:end]:
             yield text[start:at]
             yield display
             start = at + len(display)

@@ -406,7 +406,7 @@ def transfer_markup(
     progress: LineProgress,
     translations: dict[str, Translation],
 ) -> list[TransferredContent]:
-    """Translate contents that are not in `translations` without their codes; put those where the alignment says."""
+    """Translate the contents that `translations` lacks, add them to it, and put codes where the alignment says."""
     texts = [remove_codes(content) for content in contents]
     is_marked = [any(isinstance(part, InlineCode) for part in content) for content in contents]
     sources = pipeline.add_document_context(texts)

@@ -101,15 +101,14 @@ def check_expressible(config: Seq2SeqConfig, family: str) -> None:
 
 def to_hf_config(config: Seq2SeqConfig, family: str) -> dict[str, Any]:
     positions = config.stacks[0].positions
+    length = positions.max_length if isinstance(positions, LearnedConfig) else marian.MAX_POSITIONS
     return {
         "model_type": family,
         "architectures": [f"{CLASS_NAMES[family]}ForConditionalGeneration"],
         "is_encoder_decoder": True,
         "vocab_size": config.vocab,
         **marian.write_stacks(config),
-        "max_position_embeddings": positions.max_length
-        if isinstance(positions, LearnedConfig)
-        else marian.MAX_POSITIONS,
+        "max_position_embeddings": length,
         "scale_embedding": config.scale_embeddings,
         "tie_word_embeddings": config.tie_output,
         "encoder_layerdrop": 0.0,

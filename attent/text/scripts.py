@@ -58,10 +58,9 @@ def has_word_spaces(scripts: Scripts | None) -> bool:
 
 
 def is_separate_word(text: str, start: int, end: int) -> bool:
-    """True if no word extends over the ends of a part of the text."""
-    return is_word_boundary(text[max(start - 1, 0) : start], text[start]) and is_word_boundary(
-        text[end - 1], text[end : end + 1]
-    )
+    """True if no word extends over the ends of a part of the text, or the part is empty."""
+    edges = (text[max(start - 1, 0) : start], text[start : start + 1]), (text[end - 1 : end], text[end : end + 1])
+    return start == end or all(is_word_boundary(before, after) for before, after in edges)
 
 
 def is_word_boundary(before: str, after: str) -> bool:
